@@ -1,0 +1,163 @@
+"""Storage forms: how one weight lies in memory. Kernels are written per form, never per scheme.
+
+All forms are row-major with K (input features) last and contiguous; N is output features. The
+formulas give the weight in fp32. A form that takes part in arithmetic needs no other description.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from llmrun.kernels.host import DType, HostArray
+
+ROW = 0
+"""``group`` value: one group spans the whole row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """``w``: [N, K] (or any shape for norms and biases), bf16, f16 or f32."""
+
+    w: HostArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return self.w.shape
+
+    @property
+    def arrays(self) -> dict[str, HostArray]:
+        """The arrays by name."""
+        return {"w": self.w}
+
+    @property
+    def kind(self) -> str:
+        """Short name for tables, e.g. ``bf16``."""
+        return self.w.dtype.name.lower()
+
+
+@dataclass(frozen=True, eq=False)
+class GroupInt:
+    """Integer codes with a scale per group along K.
+
+    ``bits`` 4: ``codes`` u8 [N, K/2], low nibble = even k, u = 0..15.
+    ``bits`` 8: ``codes`` u8 [N, K], u = 0..255.
+    ``group`` 16, 32, 64, 128 or ``ROW``; K % group == 0. ``scales`` [N, K/group] (f16, bf16 or
+    f32, possibly negative); ``mins`` like ``scales`` or None.
+    Weight: ``s * (u - 2**(bits-1))`` without mins, ``s * u + m`` with mins.
+    """
+
+    bits: int
+    group: int
+    codes: HostArray
+    scales: HostArray
+    mins: HostArray | None
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        n, k = self.shape
+        group = self.group or k
+        if self.bits not in (4, 8) or k % group or k * self.bits % 8:
+            raise ValueError(f"GroupInt {self.bits} bit, group {self.group}: shape {self.shape}")
+        _expect("codes", self.codes, (n, k * self.bits // 8), (DType.U8,))
+        _expect("scales", self.scales, (n, k // group), FLOATS)
+        if self.mins is not None:
+            _expect("mins", self.mins, (n, k // group), FLOATS)
+
+    @property
+    def arrays(self) -> dict[str, HostArray]:
+        """The arrays by name."""
+        arrays = {"codes": self.codes, "scales": self.scales}
+        return arrays if self.mins is None else {**arrays, "mins": self.mins}
+
+    @property
+    def kind(self) -> str:
+        """Short name for tables, e.g. ``int4 g32`` or ``int4 g32 +min``."""
+        group = f"g{self.group}" if self.group else "row"
+        return f"int{self.bits} {group}{'' if self.mins is None else ' +min'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Lut16:
+    """Four-bit indices into a table of 16 values with a scale per group along K.
+
+    ``codes`` as in GroupInt 4; ``table`` f32 [16]; ``scales`` [N, K/group]; group 32, 64 or 128.
+    Weight: ``s * table[u]``.
+    """
+
+    group: int
+    codes: HostArray
+    table: HostArray
+    scales: HostArray
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        n, k = self.shape
+        if k % self.group or k % 2:
+            raise ValueError(f"Lut16, group {self.group}: shape {self.shape}")
+        _expect("codes", self.codes, (n, k // 2), (DType.U8,))
+        _expect("table", self.table, (16,), (DType.F32,))
+        _expect("scales", self.scales, (n, k // self.group), FLOATS)
+
+    @property
+    def arrays(self) -> dict[str, HostArray]:
+        """The arrays by name."""
+        return {"codes": self.codes, "table": self.table, "scales": self.scales}
+
+    @property
+    def kind(self) -> str:
+        """Short name for tables, e.g. ``lut4 g64``."""
+        return f"lut4 g{self.group}"
+
+
+Form = Dense | GroupInt | Lut16
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+def nbytes(form: Form) -> int:
+    """Bytes of all arrays of a form, scales, minima and table included."""
+    return sum(array.nbytes for array in form.arrays.values())
+
+
+def parameters(form: Form) -> int:
+    """Number of weights a form stands for."""
+    count = 1
+    for extent in form.shape:
+        count *= extent
+    return count
+
+
+def bits_per_weight(form: Form) -> float:
+    """Effective bits per weight: 8 * all bytes / weights."""
+    return 8 * nbytes(form) / parameters(form)
+
+
+def rows(form: Form, order: Iterable[int]) -> Form:
+    """Return the same weight with its rows gathered in ``order`` (a permutation or a subset).
+
+    Moves bytes only, so codes and scales stay bit for bit what they were.
+    """
+    picked = list(order)
+    if isinstance(form, Dense):
+        return Dense(_take(form.w, picked))
+    shape = (len(picked), form.shape[1])
+    codes, scales = _take(form.codes, picked), _take(form.scales, picked)
+    if isinstance(form, Lut16):
+        return Lut16(form.group, codes, form.table, scales, shape)
+    mins = None if form.mins is None else _take(form.mins, picked)
+    return GroupInt(form.bits, form.group, codes, scales, mins, shape)
+
+
+def _take(array: HostArray, picked: list[int]) -> HostArray:
+    stride = array.nbytes // array.shape[0]
+    out = bytearray(stride * len(picked))
+    for position, row in enumerate(picked):
+        out[position * stride : (position + 1) * stride] = array.data[
+            row * stride : (row + 1) * stride
+        ]
+    return HostArray(array.dtype, (len(picked), *array.shape[1:]), memoryview(out))
+
+
+def _expect(name: str, array: HostArray, shape: tuple[int, ...], dtypes: tuple[DType, ...]) -> None:
+    if array.shape != shape or array.dtype not in dtypes:
+        wanted = "/".join(dtype.name for dtype in dtypes)
+        raise ValueError(f"{name}: {array.dtype.name} {array.shape}, expected {wanted} {shape}")

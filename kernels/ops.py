@@ -1,0 +1,311 @@
+"""The op contract: what a decoder is made of and what every backend must provide.
+
+Shapes: T tokens of one or several sequences at once, D hidden size, H query heads, Hkv key/value
+heads, dh head size, F intermediate size, R rows whose logits are wanted, V vocabulary rows.
+``kernels/reference`` is the meaning of each op; a faster kernel is a claim about it, held by a
+test. Rules, the same that graphs and recorded programs need: outputs go to arrays made before the
+call, nothing that changes per token is baked into a call, everything that does sits in ``Step``.
+
+Tolerance against the reference: relative error <= 1e-5 for fp32 activations, 2e-3 plus one output
+rounding where a backend computes in 16 bits or quantizes activations to 8 (then it says so).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llmrun.kernels.forms import Form
+from llmrun.kernels.host import HostArray
+
+Array = Any
+"""A backend's own array; opaque to everything above ``kernels``."""
+
+OPS = (
+    "embed",
+    "norm_linear",
+    "rope_append",
+    "attend",
+    "linear_add",
+    "norm_gate_up",
+    "moe_add",
+    "norm_head",
+    "pick",
+)
+"""Names of all ops, in the order a step meets them."""
+
+WEIGHT_OPS = ("embed", "norm_linear", "linear_add", "norm_gate_up", "moe_add", "norm_head")
+"""Ops that read a weight, for which the storage form matters."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """``count`` tokens of one sequence: rows ``start ..`` of the step, cache slot ``slot``.
+
+    The first of them stands at ``position``; with the call the slot holds ``position + count``
+    tokens. Rows of a step are covered by its spans in order, without gaps.
+    """
+
+    slot: int
+    start: int
+    count: int
+    position: int
+
+
+class Step(Protocol):
+    """Everything that changes from call to call, in memory the ops read."""
+
+    n_tokens: int
+    n_rows: int
+
+    def set(self, token_ids: Sequence[int], spans: Sequence[Span], rows: Sequence[int]) -> None:
+        """Describe the next call: T ids, their spans, and the R rows whose logits are wanted."""
+
+
+class Weight(Protocol):
+    """A weight in a backend's private layout, made from a storage form."""
+
+    shape: tuple[int, int]
+    nbytes: int
+    kind: str
+
+
+class KvLayer(Protocol):
+    """Keys and values of one layer for all slots, in the backend's layout."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """y = x W^T + b; ``weight`` [N, K], ``bias`` [N] or None."""
+
+    weight: Weight
+    bias: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """RMSNorm: ``x / sqrt(mean(x^2) + eps) * (gamma + offset)``, statistics in fp32.
+
+    ``gamma`` [K]. ``offset`` is 1 for models that store ``1 + w`` as ``w``.
+    """
+
+    gamma: Array
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Geometry of attention: H query heads share Hkv key/value heads of size dh."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the first ``2 * len(inv_freq)`` dimensions of each head.
+
+    Pairs are (i, i + len(inv_freq)) (the half-split layout). Angles are ``position * inv_freq``
+    in fp32; cosine and sine are multiplied by ``attention_factor``.
+    """
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Bound attributes of ``attend``.
+
+    ``scale`` multiplies q.k; ``window`` counts the current token (None: all); ``softcap`` c gives
+    ``c * tanh(score / c)``; ``sinks`` [H] is one extra logit per head that takes no value.
+    """
+
+    heads: Heads
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Expert:
+    """One expert of a mixture: gate [F, D], up [F, D], down [D, F]."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one token is chosen. Filters run in this order: bias, mask, repeat penalty,
+    temperature, top-k, top-p, min-p, draw.
+
+    ``temperature`` 0 is greedy (ties: lowest id); ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and
+    ``repeat_penalty`` 1 are off. The penalty divides positive and multiplies negative logits of
+    each distinct id in the history once. ``top_logprobs`` asks for that many alternatives.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    seed: int = 0
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True)
+class PickRequest:
+    """One row to choose from.
+
+    ``draw`` numbers the choices of one request from 0: together with the seed it makes the random
+    numbers, so the same seed gives the same choice from the same logits on every backend.
+    ``history`` are the ids the penalty looks at; ``vocab`` cuts padding rows off (ids below it);
+    ``allowed`` limits the choice to some ids; ``bias`` adds to logits by id.
+    """
+
+    sampling: Sampling
+    draw: int
+    vocab: int
+    history: Sequence[int] = ()
+    allowed: Sequence[int] | None = None
+    bias: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A chosen id with its natural-log probability under the plain softmax of the logits."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+KV_FORMS = ("f16", "f32")
+"""Cache storage forms the contract knows; f32 serves tests that compare with other engines."""
+
+
+class Backend(Protocol):
+    """Arrays and ops of one device. Construct once per process and device; not thread-safe."""
+
+    name: str
+    device: str
+    threads: int
+
+    # --- arrays -------------------------------------------------------------------------------
+    def weight(self, form: Form) -> Weight:
+        """Take over a 2-D weight. UnavailableError if no kernel serves its form."""
+
+    def vector(self, host: HostArray) -> Array:
+        """Take over a norm weight or bias as fp32 [N]."""
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        """Activation memory, fp32 (a backend may hold it in its compute dtype)."""
+
+    def step(self, max_tokens: int) -> Step:
+        """A step for at most ``max_tokens`` tokens."""
+
+    def kv_layer(self, n_slots: int, capacity: int, heads: Heads, form: str) -> KvLayer:
+        """Cache memory of one layer: ``capacity`` tokens for each slot."""
+
+    def kv_copy(self, layer: KvLayer, source: int, target: int, n_tokens: int) -> None:
+        """Copy the first ``n_tokens`` of slot ``source`` to slot ``target``."""
+
+    def to_host(self, array: Array, n_rows: int) -> HostArray:
+        """The first rows of an activation array as F32 (tests, custom samplers)."""
+
+    def synchronize(self) -> None:
+        """Return when all issued work is done (a stamp may be taken after it)."""
+
+    # --- ops ----------------------------------------------------------------------------------
+    def embed(self, step: Step, table: Weight, scale: float, h: Array) -> None:
+        """h[T, D] = table[token_ids] * scale; table [V, D] in any form."""
+
+    def norm_linear(
+        self, step: Step, h: Array, norm: Norm, linears: Sequence[Linear], y: Array
+    ) -> None:
+        """y[T, sum N] = concat_i(linears[i](norm(h))): query, key and value projections."""
+
+    def rope_append(
+        self,
+        step: Step,
+        y: Array,
+        heads: Heads,
+        rope: Rope | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        kv: KvLayer,
+    ) -> None:
+        """In y[T, (H + 2 Hkv) dh]: norm and rotate queries and keys; write K and V to the cache
+        at each token's position. Norms with gamma [dh] act per head."""
+
+    def attend(self, step: Step, y: Array, attention: Attention, kv: KvLayer, o: Array) -> None:
+        """o[T, H dh]: causal softmax attention of the queries in y over their slot's cache."""
+
+    def linear_add(
+        self, step: Step, x: Array, linear: Linear, post_norm: Norm | None, h: Array
+    ) -> None:
+        """h[T, D] += post_norm(linear(x)): output and down projections."""
+
+    def norm_gate_up(
+        self, step: Step, h: Array, norm: Norm, gate: Linear, up: Linear, activation: str, a: Array
+    ) -> None:
+        """a[T, F] = activation(gate(norm(h))) * up(norm(h)); ``silu``, ``gelu_tanh``."""
+
+    def moe_add(
+        self,
+        step: Step,
+        h: Array,
+        norm: Norm,
+        router: Linear,
+        experts: Sequence[Expert],
+        top_k: int,
+        normalize: bool,
+        activation: str,
+    ) -> None:
+        """h[T, D] += sum over the top_k experts of softmax(router(norm(h))) * expert(norm(h)).
+
+        ``normalize`` divides the chosen probabilities by their sum."""
+
+    def norm_head(
+        self, step: Step, h: Array, norm: Norm, head: Linear, scale: float, logits: Array
+    ) -> None:
+        """logits[R, V] = head(norm(h[rows])) * scale."""
+
+    def pick(self, logits: Array, requests: Sequence[PickRequest]) -> list[Pick]:
+        """Choose one id per row, on the host. InternalError if a row is not finite."""
+
+    # --- ceilings -----------------------------------------------------------------------------
+    def measure_bandwidth(self) -> float:
+        """Best read bandwidth of this device's memory in bytes per second, measured now."""
+
+    def measure_flops(self) -> float:
+        """Best rate of the matrix multiply prefill runs on, in FLOP per second, measured now."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A backend's answer for one device: usable (``reason`` None) or why not."""
+
+    backend: str
+    device: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What a backend module exports as ``BACKEND``.
+
+    ``available(device)`` gives None or the reason; ``supports(op, kind)`` likewise for an op on a
+    storage form's kind; ``create(device, threads)`` imports what is heavy and makes the backend.
+    """
+
+    name: str
+    available: Callable[[str], str | None]
+    supports: Callable[[str, str], str | None]
+    create: Callable[[str, int], Backend]

@@ -1,0 +1,1 @@
+"""Prefill, decode step, KV cache, sampler, generate: ids in, events out."""

@@ -1,0 +1,1 @@
+"""Checkpoint files in and out, one tensor at a time; knows no architectures."""

@@ -1,0 +1,1 @@
+"""Statistics of token events, measured ceilings, roofline, bench grid."""

@@ -1,0 +1,1 @@
+"""One Decoder driven by a frozen spec; architectures live in archs/."""

@@ -1,0 +1,1 @@
+"""models.toml, model sources and verified files on disk; knows no tensors."""
