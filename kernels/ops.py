@@ -289,15 +289,6 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A backend's answer for one device: usable (``reason`` None) or why not."""
-
-    backend: str
-    device: str
-    reason: str | None
-
-
-@dataclass(frozen=True)
 class BackendInfo:
     """What a backend module exports as ``BACKEND``.
 

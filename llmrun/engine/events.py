@@ -20,7 +20,10 @@ class Phase(StrEnum):
 
 
 class Finish(StrEnum):
-    """Why generation ended; on the last event only."""
+    """Why generation ended: on the last event, and the return value of ``generate``.
+
+    ``INTERRUPTED`` is a return value only: an interrupt comes between events.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -50,8 +53,9 @@ class TokenEvent:
 
     ``time_ns``: the id is known on the host. ``step_ns``: from the moment the engine had control
     again after yielding the previous id (first id: from entry) to ``time_ns``; the rest of the
-    gap to the previous event is the consumer's wait. An interrupt that ends generation without a
-    further id yields no event; ``generate``'s return value then says so.
+    gap to the previous event is the consumer's wait. ``position`` is the id's place in the
+    sequence, counted from 0: so many tokens stood in the cache when it was chosen. ``logprob``
+    and ``top`` are natural logarithms under the plain softmax.
     """
 
     token_id: int

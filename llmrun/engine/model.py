@@ -1,0 +1,51 @@
+"""What the engine needs of a model; ``llmrun.model.decoder.Decoder`` is one, tests bring others.
+
+The engine knows ids, cache slots and logits. It never looks into an array.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from llmrun.kernels.ops import Array, Backend, KvLayer, Span
+from llmrun.model.spec import DecoderSpec
+
+
+class Model(Protocol):
+    """A decoder bound to a backend."""
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """What it computes."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where it computes."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Largest number of ids one ``forward`` takes."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in stored form."""
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """Bytes of weights one decode step of one sequence reads, in stored form."""
+
+    @property
+    def linear_parameters(self) -> int:
+        """Linear weights each token passes, without embedding and head (P in docs/measuring.md)."""
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        kv: Sequence[KvLayer],
+        rows: Sequence[int],
+    ) -> Array:
+        """Run T ids through the model: K and V go to the cache, logits [R, V] come back.
+
+        ``rows`` are the R rows of this call whose logits are wanted; it may be empty, then no head
+        is computed. The array is valid until the next call.
+        """

@@ -1,0 +1,80 @@
+"""What an architecture file exports, and how one is found by a config's ``model_type``.
+
+Each module of ``llmrun.model.archs`` exports ``ARCH``. Adding an architecture is adding a file;
+the parity tests pick it up by themselves.
+"""
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+import llmrun.model.archs as archs
+from llmrun.errors import ModelFileError
+from llmrun.model.spec import DecoderSpec
+
+Config = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """How GGUF files hold this architecture.
+
+    ``name``: value of ``general.architecture``. ``config(metadata)`` gives the same config a
+    Hugging Face checkpoint would have. ``interleaved``: query and key rows are stored with
+    rotary pairs next to each other and are put back into halves at load.
+    """
+
+    name: str
+    config: Callable[[Config], dict[str, object]]
+    interleaved: bool
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One family of decoders.
+
+    ``model_type`` and ``class_names`` as configs name it; ``spec`` reads a config (ModelFileError
+    for values it does not support); ``tiny``: configs of small models for the parity tests, each
+    exercising another corner.
+    """
+
+    model_type: str
+    class_names: tuple[str, ...]
+    spec: Callable[[Config], DecoderSpec]
+    tiny: tuple[dict[str, object], ...]
+    gguf: GgufForm | None = None
+
+
+def architectures() -> dict[str, Architecture]:
+    """All architectures by model_type."""
+    found: dict[str, Architecture] = {}
+    for module in pkgutil.iter_modules(archs.__path__):
+        arch: Architecture = import_module(f"{archs.__name__}.{module.name}").ARCH
+        if arch.model_type in found:
+            raise ValueError(f"two architectures are called {arch.model_type!r}")
+        found[arch.model_type] = arch
+    return found
+
+
+def find(model_type: object) -> Architecture:
+    """The architecture of a config's ``model_type``; ModelFileError names the known ones."""
+    known = architectures()
+    if not isinstance(model_type, str) or model_type not in known:
+        raise _unsupported(str(model_type), sorted(known))
+    return known[model_type]
+
+
+def find_gguf(name: object) -> tuple[Architecture, GgufForm]:
+    """The architecture of a GGUF's ``general.architecture``."""
+    known = {a.gguf.name: (a, a.gguf) for a in architectures().values() if a.gguf is not None}
+    if not isinstance(name, str) or name not in known:
+        raise _unsupported(str(name), sorted(known))
+    return known[name]
+
+
+def _unsupported(name: str, known: list[str]) -> ModelFileError:
+    return ModelFileError(
+        f"models of architecture {name!r} are not supported",
+        f"supported: {', '.join(known)}; `llmrun list --catalog` shows models that work",
+    )

@@ -1,0 +1,54 @@
+"""Llama 2 and 3, SmolLM2, TinyLlama and other models of the Llama architecture.
+
+Pre-norm decoder with RMSNorm, grouped-query attention, rotary embedding and a gated SiLU MLP
+(Touvron et al. 2023; reference: ``LlamaForCausalLM`` in transformers).
+"""
+
+from llmrun.model.architecture import Architecture, Config, GgufForm
+from llmrun.model.config import HARMLESS, ConfigReader
+from llmrun.model.gguf import common_config
+from llmrun.model.llama_family import TINY, read_spec
+from llmrun.model.spec import DecoderSpec
+
+MODEL_TYPE = "llama"
+
+
+def spec(config: Config) -> DecoderSpec:
+    """Read a Llama config. ModelFileError names what is not supported."""
+    reader = ConfigReader(config)
+    bias = reader.flag("attention_bias", False)
+    mlp_bias = reader.flag("mlp_bias", False)
+    reader.pinned("rope_interleaved", False)
+    result = read_spec(reader, MODEL_TYPE, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    reader.finish(HARMLESS)
+    return result
+
+
+def _gguf_config(metadata: Config) -> dict[str, object]:
+    return common_config(metadata, MODEL_TYPE)
+
+
+_LLAMA = TINY | {"model_type": MODEL_TYPE}
+
+ARCH = Architecture(
+    model_type=MODEL_TYPE,
+    class_names=("LlamaForCausalLM",),
+    spec=spec,
+    tiny=(
+        _LLAMA,
+        _LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+        _LLAMA | {"head_dim": 24, "num_key_value_heads": 1},
+        _LLAMA
+        | {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    gguf=GgufForm("llama", _gguf_config, interleaved=True),
+)

@@ -1,0 +1,32 @@
+"""Mistral 7B and its dense relatives: Llama with an optional sliding window in every layer.
+
+Reference: ``MistralForCausalLM`` in transformers (Jiang et al. 2023).
+"""
+
+from llmrun.model.architecture import Architecture, Config
+from llmrun.model.config import HARMLESS, ConfigReader
+from llmrun.model.llama_family import TINY, read_spec
+from llmrun.model.spec import DecoderSpec
+
+MODEL_TYPE = "mistral"
+
+
+def spec(config: Config) -> DecoderSpec:
+    """Read a Mistral config. ModelFileError names what is not supported."""
+    reader = ConfigReader(config)
+    window = reader.optional_integer("sliding_window")
+    layers = (window,) * reader.integer("num_hidden_layers")
+    result = read_spec(reader, MODEL_TYPE, windows=layers)
+    reader.finish(HARMLESS)
+    return result
+
+
+ARCH = Architecture(
+    model_type=MODEL_TYPE,
+    class_names=("MistralForCausalLM",),
+    spec=spec,
+    tiny=(
+        TINY | {"model_type": MODEL_TYPE, "sliding_window": None},
+        TINY | {"model_type": MODEL_TYPE, "sliding_window": 20, "head_dim": 32},
+    ),
+)

@@ -1,0 +1,46 @@
+"""Qwen 2 and 2.5: Llama with biases on query, key and value.
+
+Reference: ``Qwen2ForCausalLM`` in transformers (Yang et al. 2024). The sliding window its configs
+mention is used from layer ``max_window_layers`` on, and only with ``use_sliding_window``.
+"""
+
+from llmrun.model.architecture import Architecture, Config, GgufForm
+from llmrun.model.config import HARMLESS, ConfigReader
+from llmrun.model.gguf import common_config
+from llmrun.model.llama_family import TINY, read_spec
+from llmrun.model.spec import DecoderSpec
+from llmrun.model.windows import read_qwen_windows
+
+MODEL_TYPE = "qwen2"
+
+
+def spec(config: Config) -> DecoderSpec:
+    """Read a Qwen 2 config. ModelFileError names what is not supported."""
+    reader = ConfigReader(config)
+    reader.pinned("use_mrope", False)
+    windows = read_qwen_windows(reader)
+    result = read_spec(reader, MODEL_TYPE, qkv_bias=True, windows=windows)
+    reader.finish(HARMLESS)
+    return result
+
+
+def _gguf_config(metadata: Config) -> dict[str, object]:
+    return common_config(metadata, MODEL_TYPE)
+
+
+ARCH = Architecture(
+    model_type=MODEL_TYPE,
+    class_names=("Qwen2ForCausalLM",),
+    spec=spec,
+    tiny=(
+        TINY | {"model_type": MODEL_TYPE, "tie_word_embeddings": True},
+        TINY
+        | {
+            "model_type": MODEL_TYPE,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
+    gguf=GgufForm("qwen2", _gguf_config, interleaved=False),
+)

@@ -1,0 +1,41 @@
+"""Qwen 3, dense: Llama with RMSNorm on every query and key head and a free head size.
+
+Reference: ``Qwen3ForCausalLM`` in transformers (Yang et al. 2025).
+"""
+
+from llmrun.model.architecture import Architecture, Config, GgufForm
+from llmrun.model.config import HARMLESS, ConfigReader
+from llmrun.model.gguf import common_config
+from llmrun.model.llama_family import TINY, read_spec
+from llmrun.model.spec import DecoderSpec
+from llmrun.model.windows import read_qwen_windows
+
+MODEL_TYPE = "qwen3"
+
+
+def spec(config: Config) -> DecoderSpec:
+    """Read a Qwen 3 config. ModelFileError names what is not supported."""
+    reader = ConfigReader(config)
+    bias = reader.flag("attention_bias", False)
+    windows = read_qwen_windows(reader)
+    result = read_spec(
+        reader, MODEL_TYPE, qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows
+    )
+    reader.finish(HARMLESS)
+    return result
+
+
+def _gguf_config(metadata: Config) -> dict[str, object]:
+    return common_config(metadata, MODEL_TYPE)
+
+
+ARCH = Architecture(
+    model_type=MODEL_TYPE,
+    class_names=("Qwen3ForCausalLM",),
+    spec=spec,
+    tiny=(
+        TINY | {"model_type": MODEL_TYPE, "head_dim": 32, "tie_word_embeddings": True},
+        TINY | {"model_type": MODEL_TYPE, "head_dim": 16, "attention_bias": True},
+    ),
+    gguf=GgufForm("qwen3", _gguf_config, interleaved=False),
+)

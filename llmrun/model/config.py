@@ -1,0 +1,173 @@
+"""Reading foreign configs: typed, bounded, and nothing ignored that changes the mathematics.
+
+``ConfigReader`` hands out values and remembers what was asked for; ``finish`` refuses every key
+that is neither read, known to be harmless, nor null. Numbers are checked before any tensor
+exists. Every refusal is a ModelFileError that names the key.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+from llmrun.errors import ModelFileError
+
+HARMLESS = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "keys_to_ignore_at_inference",
+        "label2id",
+        "mlp_dropout",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "quantization_config",
+        "residual_dropout",
+        "resid_pdrop",
+        "return_dict",
+        "task_specific_params",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_flash_attn",
+    }
+)
+"""Keys that say nothing about the value of the logits: training, generation, bookkeeping."""
+
+LIMITS = {
+    "vocab_size": 4_194_304,
+    "hidden_size": 131_072,
+    "intermediate_size": 1_048_576,
+    "num_hidden_layers": 1_024,
+    "num_attention_heads": 1_024,
+    "num_key_value_heads": 1_024,
+    "head_dim": 2_048,
+    "max_position_embeddings": 134_217_728,
+    "sliding_window": 134_217_728,
+    "original_max_position_embeddings": 134_217_728,
+}
+"""Largest value believed for a size; anything above is damage, not a model."""
+
+
+class ConfigReader:
+    """Typed access to one config mapping. null counts as absent."""
+
+    def __init__(self, config: Mapping[str, object], prefix: str = "") -> None:
+        self._config = {key: value for key, value in config.items() if value is not None}
+        self._asked: set[str] = set()
+        self._prefix = prefix
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A size from 1 to its limit."""
+        value = self._take(key, default)
+        limit = LIMITS.get(key, 2**31 - 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+            raise self._bad(key, value, f"a whole number from 1 to {limit}")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A size from 1 to its limit, or None if absent."""
+        self._asked.add(key)
+        return self.integer(key) if key in self._config else None
+
+    def count(self, key: str, default: int) -> int:
+        """A whole number that may be 0."""
+        value = self._take(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+            raise self._bad(key, value, "a whole number from 0")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._take(key, default)
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not fits or not math.isfinite(cast(float, value)) or cast(float, value) <= 0:
+            raise self._bad(key, value, "a finite number above 0")
+        return float(cast(float, value))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, value, "true or false")
+        return value
+
+    def string(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self._bad(key, value, "a string")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings, empty if absent."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._bad(key, value, "a list of strings")
+        return value
+
+    def section(self, key: str) -> "ConfigReader | None":
+        """A nested object, or None if absent."""
+        self._asked.add(key)
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._bad(key, value, "an object")
+        return ConfigReader(value, f"{self._prefix}{key}.")
+
+    def pinned(self, key: str, *supported: object) -> None:
+        """Accept a key that llmrun supports with some values only (the first is the default)."""
+        value = self._take(key, supported[0])
+        if value not in supported:
+            shown = " or ".join(repr(item) for item in supported)
+            raise self._bad(key, value, f"{shown}; other values are not supported")
+
+    def finish(self, harmless: frozenset[str] = frozenset()) -> None:
+        """Refuse keys nobody asked for: they may change the mathematics."""
+        unknown = sorted(
+            key
+            for key in self._config.keys() - self._asked - harmless
+            if not key.startswith("_")  # the library's own notes, e.g. _name_or_path
+        )
+        if unknown:
+            names = ", ".join(f"{self._prefix}{key} = {self._config[key]!r}" for key in unknown)
+            raise ModelFileError(
+                f"the model's config has keys llmrun does not know: {names}",
+                "they may change the computation, so the model is not loaded; "
+                "a newer llmrun may know them",
+            )
+
+    def _take(self, key: str, default: object) -> object:
+        self._asked.add(key)
+        value = self._config.get(key, default)
+        if value is None:
+            raise ModelFileError(
+                f"the model's config lacks {self._prefix}{key}",
+                "the file is damaged or of another kind; download it again with `llmrun pull`",
+            )
+        return value
+
+    def _bad(self, key: str, value: object, wanted: str) -> ModelFileError:
+        return ModelFileError(
+            f"the model's config says {self._prefix}{key} = {value!r}; expected {wanted}",
+            "use another model, or check that config.json is the publisher's own",
+        )

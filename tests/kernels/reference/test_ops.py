@@ -1,0 +1,242 @@
+"""Every op against a formula in float64 or torch's own function, written independently."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from llmrun.kernels.forms import Dense
+from llmrun.kernels.ops import Attention, Backend, Expert, Heads, Linear, Norm, Rope, Span
+from llmrun.kernels.reference.arrays import to_host
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(backend: Backend, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    held = backend.weight(Dense(to_host(weight)))
+    return Linear(held, None if bias is None else backend.vector(to_host(bias)))
+
+
+def normed(x: torch.Tensor, gamma: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    x = x.double()
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * gamma.double()
+
+
+def step_of(backend: Backend, n: int, spans: list[Span], rows: list[int]) -> object:
+    step = backend.step(64)
+    step.set(list(range(n)), spans, rows)
+    return step
+
+
+def one_span(backend: Backend, n: int, position: int = 0, rows: list[int] | None = None) -> object:
+    return step_of(backend, n, [Span(0, 0, n, position)], rows or [])
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 33])
+def test_norm_linear_concatenates(backend: Backend, n_tokens: int) -> None:
+    x, gamma = randn(n_tokens, 48, seed=1), randn(48, seed=2)
+    weights = [randn(n, 48, seed=n) for n in (24, 8, 8)]
+    bias = randn(24, seed=9)
+    linears = [linear(backend, weights[0], bias)] + [linear(backend, w) for w in weights[1:]]
+    y = torch.full((64, 40), float("nan"))
+    norm = Norm(gamma, 1e-6)
+    backend.norm_linear(one_span(backend, n_tokens), x, norm, linears, y)
+    want = normed(x, gamma) @ torch.cat(weights).double().t()
+    want[:, :24] += bias.double()
+    torch.testing.assert_close(y[:n_tokens].double(), want, rtol=1e-5, atol=1e-5)
+    assert y[n_tokens:].isnan().all()
+
+
+def test_norm_offset_adds_one(backend: Backend) -> None:
+    x, gamma, weight = randn(3, 16), randn(16, seed=1), torch.eye(16)
+    y = torch.empty(3, 16)
+    norm = Norm(gamma, 1e-6, offset=1.0)
+    backend.norm_linear(one_span(backend, 3), x, norm, [linear(backend, weight)], y)
+    torch.testing.assert_close(y.double(), normed(x, gamma + 1), rtol=1e-5, atol=1e-5)
+
+
+def test_linear_add_with_and_without_post_norm(backend: Backend) -> None:
+    x, weight, h, gamma = randn(5, 32), randn(16, 32, seed=1), randn(5, 16, seed=2), randn(16)
+    product = x.double() @ weight.double().t()
+    for norm, want in ((None, product), (Norm(gamma, 1e-6), normed(product, gamma))):
+        out = h.clone()
+        backend.linear_add(one_span(backend, 5), x, linear(backend, weight), norm, out)
+        torch.testing.assert_close(out.double(), h.double() + want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_norm_gate_up(backend: Backend, activation: str) -> None:
+    x, gamma = randn(7, 32), randn(32, seed=1)
+    gate, up = randn(24, 32, seed=2), randn(24, 32, seed=3)
+    a = torch.empty(64, 24)
+    backend.norm_gate_up(
+        one_span(backend, 7), x, Norm(gamma, 1e-6), linear(backend, gate), linear(backend, up),
+        activation, a,
+    )  # fmt: skip
+    g, u = normed(x, gamma) @ gate.double().t(), normed(x, gamma) @ up.double().t()
+    if activation == "silu":
+        want = g / (1 + torch.exp(-g)) * u
+    else:
+        want = 0.5 * g * (1 + torch.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u
+    torch.testing.assert_close(a[:7].double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_moe_add(backend: Backend, normalize: bool) -> None:
+    h, gamma, router = randn(6, 16), randn(16, seed=1), randn(5, 16, seed=2)
+    tensors = [(randn(8, 16, seed=i), randn(8, 16, seed=i + 9), randn(16, 8, seed=i + 20))
+               for i in range(5)]  # fmt: skip
+    experts = [Expert(*(linear(backend, t) for t in three)) for three in tensors]
+    out = h.clone()
+    backend.moe_add(
+        one_span(backend, 6), out, Norm(gamma, 1e-6), linear(backend, router), experts, 2,
+        normalize, "silu",
+    )  # fmt: skip
+    x = normed(h, gamma)
+    probabilities = torch.softmax(x @ router.double().t(), dim=-1)
+    want = h.double()
+    for token in range(6):
+        best = torch.argsort(probabilities[token], descending=True)[:2]
+        total = probabilities[token, best].sum() if normalize else 1.0
+        for index in best.tolist():
+            gate, up, down = (t.double() for t in tensors[index])
+            inner = functional.silu(gate @ x[token]) * (up @ x[token])
+            want[token] += probabilities[token, index] / total * (down @ inner)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_embed_scales_and_norm_head_takes_wanted_rows(backend: Backend) -> None:
+    table, gamma = randn(64, 16), randn(16, seed=1)
+    step = step_of(backend, 4, [Span(0, 0, 4, 0)], [3, 1])
+    h = torch.empty(64, 16)
+    backend.embed(step, backend.weight(Dense(to_host(table))), 2.0, h)
+    assert torch.equal(h[:4], table[:4] * 2)
+    logits = torch.full((4, 64), float("nan"))
+    backend.norm_head(step, h, Norm(gamma, 1e-6), linear(backend, table), 0.5, logits)
+    want = normed(table[[3, 1]] * 2, gamma) @ table.double().t() * 0.5
+    torch.testing.assert_close(logits[:2].double(), want, rtol=1e-5, atol=1e-5)
+    assert logits[2:].isnan().all()
+
+
+HEADS = Heads(4, 2, 8)
+
+
+def attention_by_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention: Attention
+) -> torch.Tensor:
+    """Softmax attention one query at a time: q, k, v [L, heads, dh] of a whole sequence."""
+    out = torch.zeros_like(q, dtype=torch.float64)
+    for t in range(q.shape[0]):
+        first = 0 if attention.window is None else max(0, t + 1 - attention.window)
+        for head in range(HEADS.n_heads):
+            keys = k[first : t + 1, head // 2].double()
+            scores = keys @ q[t, head].double() * attention.scale
+            if attention.softcap is not None:
+                scores = attention.softcap * torch.tanh(scores / attention.softcap)
+            exps = torch.exp(scores)
+            total = exps.sum()
+            if attention.sinks is not None:
+                total = total + torch.exp(attention.sinks[head].double())
+            out[t, head] = (exps / total) @ v[first : t + 1, head // 2].double()
+    return out
+
+
+CASES = {
+    "plain": {},
+    "window": {"window": 4},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": randn(4, seed=77)},
+    "window 1": {"window": 1},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 1, 6]])
+def test_attend_equals_attention_by_hand(backend: Backend, name: str, chunks: list[int]) -> None:
+    attention = Attention(HEADS, 0.3, **CASES[name])
+    y = randn(11, 8 * 8, seed=3)
+    kv = backend.kv_layer(2, 16, HEADS, "f32")
+    o = torch.full((11, 32), float("nan"))
+    done = 0
+    for count in chunks:
+        step = step_of(backend, count, [Span(1, 0, count, done)], [])
+        part = y[done : done + count].clone()
+        backend.rope_append(step, part, HEADS, None, None, None, kv)
+        backend.attend(step, part, attention, kv, o[done:])
+        done += count
+    parts = y.view(11, 8, 8)
+    want = attention_by_hand(parts[:, :4], parts[:, 4:6], parts[:, 6:], attention)
+    torch.testing.assert_close(o.view(11, 4, 8).double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_two_sequences_in_one_step_equal_each_alone(backend: Backend) -> None:
+    attention = Attention(HEADS, 0.3)
+    y = randn(9, 64, seed=5)
+    rope = Rope((1.0, 0.5, 0.25, 0.1))
+    kv = backend.kv_layer(2, 16, HEADS, "f16")
+    o = torch.empty(9, 32)
+    together = y.clone()
+    spans = [Span(0, 0, 6, 0), Span(1, 6, 3, 0)]
+    step = step_of(backend, 9, spans, [])
+    backend.rope_append(step, together, HEADS, rope, None, None, kv)
+    backend.attend(step, together, attention, kv, o)
+    for span in spans:
+        alone = y[span.start : span.start + span.count].clone()
+        other = backend.kv_layer(1, 16, HEADS, "f16")
+        single = torch.empty(span.count, 32)
+        step = step_of(backend, span.count, [Span(0, 0, span.count, 0)], [])
+        backend.rope_append(step, alone, HEADS, rope, None, None, other)
+        backend.attend(step, alone, attention, other, single)
+        torch.testing.assert_close(o[span.start : span.start + span.count], single)
+
+
+def test_rope_rotates_halves_by_position(backend: Backend) -> None:
+    # Four rotated dimensions of eight: the rest passes through; angles by complex multiplication.
+    rope = Rope((1.0, 0.25), attention_factor=1.5)
+    y = randn(3, 64, seed=8)
+    kv = backend.kv_layer(1, 64, HEADS, "f32")
+    out = y.clone()
+    backend.rope_append(one_span(backend, 3, position=20), out, HEADS, rope, None, None, kv)
+    parts, got = y.view(3, 8, 8).double(), out.view(3, 8, 8).double()
+    for t in range(3):
+        angles = (20 + t) * torch.tensor([1.0, 0.25], dtype=torch.float64)
+        turn = torch.polar(torch.full((2,), 1.5, dtype=torch.float64), angles)
+        for head in range(6):
+            z = torch.complex(parts[t, head, :2], parts[t, head, 2:4]) * turn
+            torch.testing.assert_close(got[t, head, :2], z.real, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(got[t, head, 2:4], z.imag, rtol=1e-5, atol=1e-6)
+        assert torch.equal(got[t, :6, 4:], parts[t, :6, 4:])
+    assert torch.equal(kv.keys[0, :, 20:23].transpose(0, 1).double(), got[:, 4:6])
+    assert torch.equal(kv.values[0, :, 20:23].transpose(0, 1).double(), parts[:, 6:])
+
+
+def test_qk_norm_acts_per_head_before_the_rotation(backend: Backend) -> None:
+    y, gamma_q, gamma_k = randn(2, 64, seed=8), randn(8, seed=1), randn(8, seed=2)
+    kv = backend.kv_layer(1, 8, HEADS, "f32")
+    out = y.clone()
+    norms = Norm(gamma_q, 1e-6), Norm(gamma_k, 1e-6)
+    backend.rope_append(one_span(backend, 2), out, HEADS, None, *norms, kv)
+    parts, got = y.view(2, 8, 8), out.view(2, 8, 8).double()
+    torch.testing.assert_close(got[:, :4], normed(parts[:, :4], gamma_q), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got[:, 4:6], normed(parts[:, 4:6], gamma_k), rtol=1e-5, atol=1e-6)
+    assert torch.equal(out.view(2, 8, 8)[:, 6:], parts[:, 6:])
+
+
+def test_kv_copy_copies_a_prefix(backend: Backend) -> None:
+    kv = backend.kv_layer(2, 4, HEADS, "f32")
+    kv.keys.zero_()
+    kv.values.zero_()
+    kv.keys[0] = 1.0
+    kv.values[0] = 2.0
+    backend.kv_copy(kv, 0, 1, 3)
+    assert kv.keys[1, :, :3].eq(1).all()
+    assert kv.values[1, :, :3].eq(2).all()
+    assert kv.keys[1, :, 3].eq(0).all()
+
+
+def test_ceilings_are_measured(backend: Backend) -> None:
+    assert 1e8 < backend.measure_bandwidth() < 1e13
+    assert 1e8 < backend.measure_flops() < 1e16
