@@ -1,0 +1,103 @@
+"""Foreign configs: bounded, typed, and unknown keys refused by name."""
+
+import pytest
+
+from llmrun.errors import ModelFileError
+from llmrun.model.architecture import architectures, find, find_gguf
+
+LLAMA = dict(architectures()["llama"].tiny[0])
+CASES = [(name, dict(arch.tiny[0])) for name, arch in architectures().items()]
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_multiplier": 0.0156},
+        {"final_logit_softcapping": 30.0},
+        {"some_new_scaling": True},
+        {"hidden_act": "gelu"},
+        {"is_encoder_decoder": True},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mystery": 2}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_changes_the_mathematics_is_refused_by_name(
+    name: str, config: dict[str, object], change: dict[str, object]
+) -> None:
+    arch = find(name)
+    arch.spec(config)
+    with pytest.raises(ModelFileError) as refused:
+        arch.spec(config | change)
+    value = next(iter(change.values()))
+    names = {next(iter(change)), "yarn", "mystery"}
+    assert any(n in refused.value.what for n in names), (refused.value.what, value)
+    assert refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 2**31),
+        ("hidden_size", "64"),
+        ("hidden_size", 64.0),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 3),
+        ("num_hidden_layers", -1),
+        ("num_hidden_layers", True),
+        ("vocab_size", 10**9),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", 0),
+        ("tie_word_embeddings", 1),
+        ("max_position_embeddings", 2**40),
+        ("head_dim", 7),
+        ("rope_parameters", [1]),
+    ],
+)
+def test_absurd_or_wrong_typed_values_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ModelFileError):
+        find("llama").spec(LLAMA | {key: value})
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_missing_size_is_named(key: str) -> None:
+    config = {k: v for k, v in LLAMA.items() if k != key}
+    with pytest.raises(ModelFileError, match=f"lacks {key}"):
+        find("llama").spec(config)
+
+
+def test_r098_null_counts_as_absent() -> None:
+    spec = find("llama").spec(LLAMA | {"head_dim": None, "rope_scaling": None})
+    assert spec.heads.head_dim == 16
+
+
+def test_r097_r099_head_dim_need_not_be_hidden_over_heads() -> None:
+    spec = find("llama").spec(LLAMA | {"hidden_size": 72, "head_dim": 32})
+    assert (spec.hidden, spec.heads.head_dim) == (72, 32)
+
+
+def test_private_notes_of_the_library_do_not_matter() -> None:
+    find("llama").spec(LLAMA | {"_name_or_path": "x", "transformers_version": "5.0"})
+
+
+def test_an_unknown_architecture_lists_the_known_ones() -> None:
+    for call in (find, find_gguf):
+        with pytest.raises(ModelFileError, match="'mamba'") as refused:
+            call("mamba")
+        assert "llama" in refused.value.next_step
+
+
+def test_mistral_window_counts_for_every_layer() -> None:
+    mistral = architectures()["mistral"]
+    spec = mistral.spec(dict(mistral.tiny[0]) | {"sliding_window": 4096})
+    assert [layer.window for layer in spec.layers] == [4096, 4096]
+
+
+def test_qwen_windows_start_at_max_window_layers_and_only_if_used() -> None:
+    config = dict(architectures()["qwen2"].tiny[0]) | {"sliding_window": 20, "max_window_layers": 1}
+    assert [x.window for x in find("qwen2").spec(config).layers] == [None, None]
+    used = config | {"use_sliding_window": True}
+    assert [x.window for x in find("qwen2").spec(used).layers] == [None, 20]
+    with pytest.raises(ModelFileError, match="layer_types"):
+        find("qwen2").spec(used | {"layer_types": ["full_attention"] * 2})
