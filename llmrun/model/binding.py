@@ -59,7 +59,7 @@ def bind_huggingface(config: Config, shapes: Shapes) -> Binding:
 def bind_gguf(metadata: Config, shapes: Shapes, read: Callable[[str], Form]) -> Binding:
     """Match a GGUF file (metadata, tensor shapes by name); ``read`` serves small vectors."""
     arch, gguf = find_gguf(metadata.get("general.architecture"))
-    config = gguf.config(metadata)
+    config = gguf.config(metadata) | {"architectures": [arch.class_names[0]]}
     names = {name: canonical_name(name) for name in shapes if name != ROPE_FACTORS}
     config["tie_word_embeddings"] = HEAD not in names.values()
     biased = any(name.endswith("self_attn.q_proj.bias") for name in names.values())

@@ -1,0 +1,111 @@
+"""bitsandbytes' own 4-bit quantizer on the CPU: the only file that imports bitsandbytes.
+
+It is imported on first use (seconds), never at import of this module. What it logs or warns does
+not reach the terminal; what it raises is mapped to llmrun's errors.
+"""
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from llmrun.errors import InternalError, UnavailableError
+from llmrun.kernels.host import DType, HostArray
+
+BLOCK = 64
+"""Weights that share one absmax, counted over the flattened weight."""
+
+_CHUNK = 1 << 20
+"""Weights per call: bitsandbytes needs about five fp32 copies of what it is given."""
+
+
+def available() -> str | None:
+    """Return None if bitsandbytes can be used, else the reason."""
+    try:
+        _import()
+    except UnavailableError as error:
+        return error.what
+    return None
+
+
+def quantize_4bit(
+    host: HostArray, kind: Literal["nf4", "fp4"]
+) -> tuple[HostArray, HostArray, HostArray]:
+    """Quantize a bf16, f16 or f32 array of even size over its flattened weights.
+
+    Returns codes u8 [size/2] (high nibble = even index), absmax f32 [ceil(size/64)] and the table
+    f32 [16]. The last block may be short. UnavailableError if bitsandbytes cannot be imported,
+    InternalError if it fails.
+    """
+    from llmrun.kernels.reference.arrays import as_tensor, like_host
+
+    if host.size % 2:
+        raise ValueError(f"an odd number of weights: {host.shape}")
+    functional = _import().functional
+    codes, codes_view = like_host(DType.U8, (host.size // 2,))
+    absmax, absmax_view = like_host(DType.F32, (-(-host.size // BLOCK),))
+    table, table_view = like_host(DType.F32, (16,))
+    weights = as_tensor(host).view(-1)
+    try:
+        with _quiet():
+            table_view.copy_(functional.get_4bit_type(kind, device="cpu"))
+            for start in range(0, host.size, _CHUNK):
+                chunk = weights[start : start + _CHUNK]
+                packed, state = functional.quantize_4bit(chunk, blocksize=BLOCK, quant_type=kind)
+                codes_view[start // 2 : start // 2 + packed.numel()] = packed.flatten()
+                block = start // BLOCK
+                absmax_view[block : block + state.absmax.numel()] = state.absmax
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise InternalError(
+            f"bitsandbytes failed while quantizing to {kind}: {error}",
+            "Update bitsandbytes, or choose another scheme (int4 needs no bitsandbytes).",
+        ) from error
+    return codes, absmax, table
+
+
+def _import() -> Any:  # noqa: ANN401 - a module; its types differ between versions
+    try:
+        with _quiet(), _without_remote_kernels():
+            import bitsandbytes
+            import bitsandbytes.functional
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise UnavailableError(
+            f"bitsandbytes cannot be imported: {error}",
+            "Reinstall bitsandbytes, or choose a scheme that does not need it, such as int4.",
+        ) from error
+    return bitsandbytes
+
+
+@contextmanager
+def _without_remote_kernels() -> Iterator[None]:
+    """Hide the package ``kernels``, with which bitsandbytes (0.50, processors with AVX512-BF16)
+    would download a compiled kernel while it is imported. The quantizer has no use for it."""
+    hidden = sys.modules.get("kernels")
+    sys.modules["kernels"] = None  # type: ignore[assignment] # makes the import fail
+    try:
+        yield
+    finally:
+        del sys.modules["kernels"]
+        if hidden is not None:
+            sys.modules["kernels"] = hidden
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep bitsandbytes' logging and any warning off the terminal."""
+    logger = logging.getLogger("bitsandbytes")
+    level, propagate = logger.level, logger.propagate
+    silent = logging.NullHandler()
+    logger.addHandler(silent)
+    logger.setLevel(logging.CRITICAL + 1)
+    logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.removeHandler(silent)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -1,0 +1,89 @@
+"""Shared material: the starter model, and the same weights as a Hugging Face folder.
+
+The starter is fetched through the product's own store into the user's cache, once for all runs.
+The folder is made from it with independent tools (gguf, transformers), anew in each session.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmrun.cli.assemble import fetch_model
+from llmrun.cli.settings import Settings, read_settings
+from llmrun.store.progress import SilentProgress
+
+STARTER = "smollm2-135m"
+HEAD_DIM = 64
+
+
+@pytest.fixture(scope="session")
+def user_settings() -> Settings:
+    """The settings of whoever runs the tests, so that their store is used."""
+    return read_settings(os.environ)
+
+
+@pytest.fixture(scope="session")
+def starter_gguf(user_settings: Settings) -> Path:
+    """The starter model's file."""
+    return fetch_model(STARTER, user_settings, SilentProgress()).path
+
+
+@pytest.fixture(scope="session")
+def starter_state(starter_gguf: Path) -> dict[str, torch.Tensor]:
+    """The starter's exact weights in fp32 under their Hugging Face names.
+
+    Through gguf's own dequantization; nothing of ours takes part.
+    """
+    import gguf
+
+    top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+    block = {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+    state = {}
+    for tensor in gguf.GGUFReader(str(starter_gguf)).tensors:
+        weight = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        weight = weight.view([int(n) for n in reversed(tensor.shape)])
+        parts = tensor.name.removesuffix(".weight").split(".")
+        name = top.get(parts[0]) or f"model.layers.{parts[1]}.{block[parts[2]]}"
+        if parts[-1] in ("attn_q", "attn_k"):  # rotary pairs stand next to each other in the file
+            heads = weight.view(-1, HEAD_DIM // 2, 2, weight.shape[-1])
+            weight = heads.transpose(1, 2).reshape(weight.shape)
+        state[f"{name}.weight"] = weight
+    return state
+
+
+@pytest.fixture(scope="session")
+def starter_folder(
+    starter_gguf: Path,
+    starter_state: dict[str, torch.Tensor],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The starter as a Hugging Face checkpoint in bf16, as a publisher would have it: 269 MB.
+
+    Config and tokenizer come from transformers' own conversion.
+    """
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoTokenizer
+
+    out = tmp_path_factory.mktemp("starter") / "hf"
+    source = {"gguf_file": starter_gguf.name}
+    config = AutoConfig.from_pretrained(starter_gguf.parent, **source)
+    config.tie_word_embeddings = True
+    config.dtype = "bfloat16"
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(out)
+    state = {name: t.to(torch.bfloat16).contiguous() for name, t in starter_state.items()}
+    save_file(state, str(out / "model.safetensors"), metadata={"format": "pt"})
+    AutoTokenizer.from_pretrained(starter_gguf.parent, **source).save_pretrained(out)
+    return out

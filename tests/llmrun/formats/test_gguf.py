@@ -1,0 +1,169 @@
+"""GGUF files against the format's own reader and dequantization."""
+
+import struct
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+
+from llmrun.errors import ModelFileError
+from llmrun.formats.gguf import FORMAT
+from llmrun.kernels.forms import Dense, GroupInt
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file made by the format's own writer."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_token_list(["a", "\u00fc", "<s>"])
+    writer.add_token_scores([0.0, -1.5, 1.0])
+    writer.add_bos_token_id(2)
+    writer.add_bool("flag", True)
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((3, 64), np.float32)
+    writer.add_tensor("norm.weight", weight[0])
+    writer.add_tensor("half.weight", weight.astype(np.float16))
+    for kind in ("BF16", "Q4_0", "Q4_1", "Q8_0"):
+        type_ = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(f"{kind}.weight", gguf.quants.quantize(weight, type_), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_metadata_and_tensors_as_the_reader_gives_them(written: Path) -> None:
+    opened = FORMAT.open(written)
+    assert opened.layout == "gguf"
+    assert opened.quantization == "GGUF Q4_0, Q4_1, Q8_0"
+    assert opened.config["llama.context_length"] == 128
+    assert opened.config["tokenizer.ggml.tokens"] == ["a", "\u00fc", "<s>"]
+    assert opened.config["flag"] is True
+    reader = gguf.GGUFReader(written)
+    assert [(t.name, t.kind, t.shape, t.nbytes) for t in opened.tensors.values()] == [
+        (t.name, t.tensor_type.name, tuple(reversed(t.shape.tolist())), t.n_bytes)
+        for t in reader.tensors
+    ]
+
+
+def test_weights_equal_the_reference_bit_for_bit(written: Path) -> None:
+    opened = FORMAT.open(written)
+    for tensor in gguf.GGUFReader(written).tensors:
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        form = opened.read(tensor.name)
+        assert form.shape == expected.shape
+        if isinstance(form, Dense):
+            assert bytes(form.w.data) == tensor.data.tobytes()
+            continue
+        assert isinstance(form, GroupInt)
+        assert np.array_equal(_weights(form), expected)
+
+
+def _weights(form: GroupInt) -> np.ndarray:
+    codes = np.frombuffer(form.codes.data, np.uint8).reshape(form.codes.shape)
+    if form.bits == 4:
+        codes = np.stack((codes & 15, codes >> 4), -1).reshape(form.shape)
+    scales = np.frombuffer(form.scales.data, np.float16).astype(np.float32)
+    u = codes.reshape(scales.size, -1).astype(np.float32)
+    if form.mins is None:
+        return (scales[:, None] * (u - 2 ** (form.bits - 1))).reshape(form.shape)
+    mins = np.frombuffer(form.mins.data, np.float16).astype(np.float32)
+    return (scales[:, None] * u + mins[:, None]).reshape(form.shape)
+
+
+def test_views_do_not_write_into_the_file(written: Path) -> None:
+    before = written.read_bytes()
+    form = FORMAT.open(written).read("norm.weight")
+    form.arrays["w"].data[:4] = b"\0\0\0\0"
+    assert written.read_bytes() == before
+
+
+@pytest.fixture
+def tiny(gg: SimpleNamespace) -> bytes:
+    """A file small enough for every byte and bit, with two tensors and most kinds of value."""
+    keys = [
+        gg.key("s", 8, "x"),
+        gg.key("general.alignment", 4, 32),
+        gg.array("tokenizer.ggml.tokens", 8, ["a", "b"]),
+        gg.key("tokenizer.ggml.bos_token_id", 4, 1),
+        gg.key("ok", 7, 1),
+    ]
+    tensors = [gg.tensor("n", [3], 0, 0), gg.tensor("w", [32, 2], 3, 32)]
+    data = struct.pack("<3f", 1, 2, 3).ljust(32, b"\0") + struct.pack("<ee", 1, 2) * 10
+    return gg.file(keys, tensors, data)
+
+
+def test_cut_at_every_byte(tiny: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    for length in range(len(tiny)):
+        path.write_bytes(tiny[:length])
+        with pytest.raises(ModelFileError):
+            FORMAT.open(path)
+    path.write_bytes(tiny)
+    assert list(FORMAT.open(path).tensors) == ["n", "w"]
+
+
+@pytest.mark.slow
+def test_every_header_bit_flipped(tiny: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "flipped.gguf"
+    readable = 0
+    for bit in range(8 * (len(tiny) - 72)):
+        flipped = bytearray(tiny)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            opened = FORMAT.open(path)
+            metadata = dict(opened.config)
+            forms = {name: opened.read(name) for name in opened.tensors}
+        except ModelFileError:
+            continue
+        readable += 1
+        reader = gguf.GGUFReader(path)
+        fields = {key: value for key, value in reader.fields.items() if key[:5] != "GGUF."}
+        assert {key: repr(value.contents()) for key, value in fields.items()} == {
+            key: repr(value) for key, value in metadata.items()
+        }
+        assert [t.name for t in reader.tensors] == list(forms)
+        for tensor in reader.tensors:
+            info, form = opened.tensors[tensor.name], forms[tensor.name]
+            assert (info.kind, info.shape) == (
+                tensor.tensor_type.name,
+                tuple(reversed(tensor.shape.tolist())),
+            )
+            if isinstance(form, Dense):
+                assert bytes(form.w.data) == tensor.data.tobytes()
+    assert readable > 100
+
+
+def test_a_scale_that_is_not_finite_is_named(gg: SimpleNamespace, tmp_path: Path) -> None:
+    path = tmp_path / "inf.gguf"
+    data = struct.pack("<e", float("inf")) + bytes(16)
+    path.write_bytes(gg.file([], [gg.tensor("w", [32, 1], 2, 0)], data))
+    opened = FORMAT.open(path)
+    with pytest.raises(ModelFileError, match="'w': scales 0 is not finite"):
+        opened.read("w")
+
+
+def test_quantized_vectors_are_named(gg: SimpleNamespace, tmp_path: Path) -> None:
+    path = tmp_path / "vector.gguf"
+    path.write_bytes(gg.file([], [gg.tensor("v", [32], 2, 0)], bytes(18)))
+    with pytest.raises(ModelFileError, match="'v' is Q4_0 with 1 dimensions"):
+        FORMAT.open(path).read("v")
+
+
+def test_many_tokens_open_quickly(gg: SimpleNamespace, tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    tokens = gg.array("tokenizer.ggml.tokens", 8, [f"token {n}" for n in range(49_152)])
+    merges = gg.array("tokenizer.ggml.merges", 8, [f"{n} {n}" for n in range(48_900)])
+    path.write_bytes(gg.file([tokens, merges], [gg.tensor("t", [4], 0, 0)], bytes(16)))
+    start = time.process_time()
+    config = FORMAT.open(path).config
+    assert len(config["tokenizer.ggml.tokens"]) == 49_152  # type: ignore[arg-type]
+    assert len(config["tokenizer.ggml.merges"]) == 48_900  # type: ignore[arg-type]
+    assert time.process_time() - start < 0.3

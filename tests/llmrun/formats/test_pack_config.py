@@ -1,0 +1,145 @@
+"""The written quantization_config is the template, and the library understands it as meant."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.utils.match import is_match
+
+from llmrun.errors import InternalError, ModelFileError
+from llmrun.formats.pack_config import Packing, parse_pack_config, write_pack_config
+from llmrun.kernels.forms import ROW
+
+CONFIG = Path("config.json")
+LINEARS = ["self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+DENSE_MODEL = [f"model.layers.{n}.{name}" for n in range(12) for name in LINEARS]
+MOE_MODEL = [
+    *(f"model.layers.{n}.self_attn.o_proj" for n in range(2)),
+    *(f"model.layers.{n}.mlp.experts.{e}.up_proj" for n in range(2) for e in range(3)),
+]
+
+
+def test_one_precision_is_the_template_for_what_the_model_has() -> None:
+    written = write_pack_config(dict.fromkeys(DENSE_MODEL, Packing(4, 32)), ["lm_head"])
+    assert written == {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": [
+                    "re:.*self_attn\\.(q|k|v|o|qkv)_proj$",
+                    "re:.*(mlp|shared_experts?)\\.(gate|up|gate_up|down)_proj$",
+                ],
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 32,
+                    "dynamic": False,
+                    "observer": "minmax",
+                },
+                "input_activations": None,
+                "output_activations": None,
+                "format": "pack-quantized",
+            }
+        },
+        "ignore": ["lm_head", "re:.*mlp\\.gate$", "re:.*shared_expert_gate$"],
+        "kv_cache_scheme": None,
+    }
+
+
+def _mixed() -> dict[str, Packing]:
+    packed = dict.fromkeys(DENSE_MODEL, Packing(4, 32))
+    for layer in (0, 1, 10, 11):
+        packed[f"model.layers.{layer}.mlp.down_proj"] = Packing(8, 128)
+    packed["model.projector"] = Packing(8, ROW)
+    return packed
+
+
+def _moe() -> dict[str, Packing]:
+    packed = dict.fromkeys(MOE_MODEL, Packing(8, 128))
+    for expert in range(3):
+        packed[f"model.layers.1.mlp.experts.{expert}.up_proj"] = Packing(4, 64)
+    return packed
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [dict.fromkeys(MOE_MODEL, Packing(4, ROW)), _mixed(), _moe(), {"odd.name": Packing(8, 64)}],
+)
+def test_the_library_sees_every_module_in_exactly_its_group(packed: dict[str, Packing]) -> None:
+    others = ["lm_head", "model.layers.0.mlp.gate", "model.layers.7.self_attn.q_proj"]
+    others = [name for name in others if name not in packed]
+    written = write_pack_config(packed, others)
+    config = QuantizationConfig.model_validate(written)
+    linear = torch.nn.Linear(1, 1)
+    for module, packing in packed.items():
+        own = [
+            group.weights
+            for group in config.config_groups.values()
+            if is_match(module, linear, group.targets, config.ignore)
+        ]
+        assert len(own) == 1
+        assert own[0].num_bits == packing.bits
+        assert (own[0].group_size or ROW) == packing.group
+        assert own[0].strategy == ("group" if packing.group else "channel")
+    for module in others:
+        assert is_match(module, linear, config.ignore)
+
+
+def test_a_config_that_would_not_say_what_was_packed_is_our_fault() -> None:
+    packed = {f"model.layers.0.mlp.experts.{e}.up_proj": Packing(4, 32) for e in range(2)}
+    packed["model.layers.0.mlp.experts.1.up_proj"] = Packing(8, 32)
+    with pytest.raises(InternalError, match="would not describe"):
+        write_pack_config(packed, [])
+
+
+GROUP = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": False},
+}
+
+
+def test_class_targets_and_asymmetric_groups_are_read() -> None:
+    config = parse_pack_config(
+        {"format": "pack-quantized", "config_groups": {"g": GROUP}, "ignore": ["lm_head"]}, CONFIG
+    )
+    assert config.groups["g"][0] == Packing(4, 128, symmetric=False)
+    assert config.owners("model.layers.0.mlp.up_proj") == ["g"]
+    assert config.owners("lm_head") == []
+
+
+def _weights(**changes: object) -> dict[str, object]:
+    return {"config_groups": {"g": {**GROUP, "weights": {**GROUP["weights"], **changes}}}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "int-quantized"}, "format is 'int-quantized'"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"sparsity_config": {"format": "sparse-24"}}, "sparsity_config"),
+        ({"config_groups": {}}, "config_groups"),
+        ({"config_groups": {"g": 1}}, "config_groups.g"),
+        ({"config_groups": {"g": {**GROUP, "input_activations": {"num_bits": 8}}}}, "input_activ"),
+        ({"config_groups": {"g": {**GROUP, "targets": "Linear"}}}, "targets"),
+        ({"config_groups": {"g": {**GROUP, "targets": ["re:(?!a)"]}}}, "pattern"),
+        ({"config_groups": {"g": {**GROUP, "weights": None}}}, "weights is None"),
+        ({"ignore": [1]}, "ignore"),
+        (_weights(num_bits=3), "weights"),
+        (_weights(num_bits=4.0), "weights"),
+        (_weights(type="float"), "weights"),
+        (_weights(dynamic=True), "weights"),
+        (_weights(symmetric=1), "symmetric"),
+        (_weights(group_size=16), "group_size is 16"),
+        (_weights(strategy="tensor"), "strategy 'tensor'"),
+    ],
+)
+def test_what_cannot_be_read_is_named(changes: dict[str, object], words: str) -> None:
+    base = {"format": "pack-quantized", "config_groups": {"g": GROUP}, "ignore": []}
+    with pytest.raises(ModelFileError, match=r"quantization_config|pattern") as caught:
+        parse_pack_config({**base, **changes}, CONFIG)
+    assert words in caught.value.what

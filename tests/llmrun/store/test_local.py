@@ -1,0 +1,75 @@
+"""Folders and .gguf files are used in place."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import ModelFileError, ModelNotFoundError
+from llmrun.store.derived import key_for
+from llmrun.store.fetch import FetchSettings, fetch
+from llmrun.store.progress import SilentProgress
+from llmrun.store.reference import Reference
+from llmrun.store.store import Store
+
+OFFLINE = FetchSettings(offline=True)
+
+
+def test_a_folder_is_used_in_place(
+    tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"12345")
+    (folder / "config.json").write_bytes(b"{}")
+    model = fetch(reference(str(folder)), store, OFFLINE, SilentProgress())
+    assert model.path == folder
+    assert model.bytes == 7
+    assert [record.path for record in model.files] == ["config.json", "model.safetensors"]
+    assert not store.root.exists()
+
+
+def test_a_gguf_file_is_used_in_place(
+    tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    model = fetch(reference(str(path)), store, OFFLINE, SilentProgress())
+    assert (model.path, model.source, model.bytes) == (path, "gguf", 4)
+
+
+def test_what_is_gone_is_not_found(
+    tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    known = reference(str(path))
+    path.unlink()
+    for settings in (OFFLINE, FetchSettings()):
+        with pytest.raises(ModelNotFoundError):
+            fetch(known, store, settings, SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("pytorch_model.bin", "pickles"), ("a.txt", "no .safe")]
+)
+def test_folders_without_weights(
+    name: str, says: str, tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_bytes(b"x")
+    with pytest.raises(ModelFileError, match=says):
+        fetch(reference(str(folder)), store, OFFLINE, SilentProgress())
+
+
+def test_the_key_of_a_derived_artefact_follows_the_file(
+    tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    known = reference(str(path))
+    first = key_for(fetch(known, store, OFFLINE, SilentProgress()), "int8")
+    assert key_for(fetch(known, store, OFFLINE, SilentProgress()), "int8") == first
+    path.write_bytes(b"GGUFx")
+    assert key_for(fetch(known, store, OFFLINE, SilentProgress()), "int8") != first
