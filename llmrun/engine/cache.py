@@ -106,14 +106,16 @@ class KvCache:
         if n_tokens <= self.capacity:
             return
         trained = self.spec.max_positions
-        ways = ["shorten the prompt", "or drop its middle with --overflow truncate-middle"]
         if n_tokens < trained:
-            ways.insert(0, f"Give it more room with --ctx {min(n_tokens + 512, trained)}")
+            more = min(n_tokens + 512, trained)
+            way_out = f"Give it more room with --ctx {more}, or shorten the prompt."
         else:
-            ways[0] = f"This model was trained for {trained} tokens: {ways[0]}"
+            way_out = (
+                f"The model was trained for {trained} tokens and takes no more: "
+                "shorten the prompt, or use a model with a longer context."
+            )
         raise ContextError(
-            f"The prompt has {n_tokens} tokens, the context holds {self.capacity}.",
-            f"{', '.join(ways)}.",
+            f"The prompt has {n_tokens} tokens, the context holds {self.capacity}.", way_out
         )
 
     def check_room(self, slot: int, n_tokens: int) -> None:

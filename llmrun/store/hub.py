@@ -119,17 +119,22 @@ def connect(settings: FetchSettings) -> Hub:
         raise UsageError(
             "The hub token holds characters no token has.", "Set HF_TOKEN to the token alone."
         )
+    transport_errors, connect_errors = _session_errors()
     return Hub(
         endpoint=endpoint,
         token=token,
         session=get_session(),
-        transport_errors=_transport_errors(),
+        transport_errors=transport_errors,
+        connect_errors=connect_errors,
         settings=settings,
     )
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the session raises when a connection fails or an address is none.
+Errors = tuple[type[Exception], ...]
+
+
+def _session_errors() -> tuple[Errors, Errors]:
+    """What the session raises when a request fails, and when no connection came about at all.
 
     The library brings httpx up to version 1 and httpx2 since version 2; its own error class
     derives from the base class of the one in use.
@@ -138,7 +143,8 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
     base = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
     library = importlib.import_module(base.__module__.partition(".")[0])
-    return base, library.InvalidURL, library.StreamError
+    failed = (base, library.InvalidURL, library.StreamError)
+    return failed, (library.ConnectError, library.ConnectTimeout)
 
 
 def _file_url(hub: Hub, reference: Reference, commit: str, path: str) -> str:

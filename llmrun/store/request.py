@@ -20,6 +20,7 @@ MAX_REDIRECTS = 10
 MAX_PAUSE_S = 60.0
 REDIRECTS = (301, 302, 303, 307, 308)
 PASSING_STATUSES = (408, 425, 429, 500, 502, 503, 504)
+RETRIES_UNREACHED = 2  # while the hub was never reached at all
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
@@ -27,13 +28,15 @@ DEFAULT_PORTS = {"https": 443, "http": 80}
 class Hub:
     """A hub to talk to: its origin, the user's token, and the HTTP session to use.
 
-    ``transport_errors`` are the session's exceptions for connections that fail.
+    ``transport_errors`` are the session's exceptions for connections that fail, and
+    ``connect_errors`` those for connections that never came about.
     """
 
     endpoint: str
     token: str | None = field(repr=False)
     session: Any
     transport_errors: tuple[type[Exception], ...]
+    connect_errors: tuple[type[Exception], ...]
     settings: FetchSettings
 
 
@@ -48,11 +51,15 @@ class Response(Protocol):
 
 
 class ConnectionLostError(Exception):
-    """A try failed in a way that another try may mend."""
+    """A try failed in a way that another try may mend.
 
-    def __init__(self, why: str, wait_s: float = 0.0) -> None:
+    ``reached``: the other side had answered, so the network is there.
+    """
+
+    def __init__(self, why: str, wait_s: float = 0.0, *, reached: bool = True) -> None:
         super().__init__(why)
         self.wait_s = wait_s
+        self.reached = reached
 
 
 class Patience:
@@ -62,15 +69,20 @@ class Patience:
         self._hub = hub
         self._reference = reference
         self._failures = 0
+        self._reached = False
 
     def gained(self) -> None:
         """Something new arrived: start counting again."""
         self._failures = 0
+        self._reached = True
 
     def failed(self, err: ConnectionLostError) -> None:
         """Pause before the next try. DownloadError if there were too many."""
         settings = self._hub.settings
-        if self._failures >= settings.retries:
+        self._reached = self._reached or err.reached
+        # Nobody wants to watch half a minute of tries where there is no network at all.
+        retries = settings.retries if self._reached else min(settings.retries, RETRIES_UNREACHED)
+        if self._failures >= retries:
             raise DownloadError(
                 f"Downloading {self._reference.name} from {self._hub.endpoint} failed "
                 f"{self._failures + 1} times in a row: {err}.",
@@ -109,7 +121,9 @@ def get(
                 yield response
                 return
         except hub.transport_errors as err:
-            raise ConnectionLostError(f"{type(err).__name__}: {_plain(str(err))}") from err
+            reached = not isinstance(err, hub.connect_errors)
+            why = f"{type(err).__name__}: {_plain(str(err))}"
+            raise ConnectionLostError(why, reached=reached) from err
     raise DownloadError(
         f"The hub redirected {reference.name} more than {MAX_REDIRECTS} times.",
         "Check HF_ENDPOINT and any proxy.",

@@ -32,7 +32,7 @@ def decoder(spec: object = SPEC) -> Decoder:
 
 def test_a_missing_or_doubled_tensor_is_refused() -> None:
     backend = dispatch.bind("cpu", 1)
-    with pytest.raises(ModelFileError, match="missing: model.norm.weight"):
+    with pytest.raises(ModelFileError, match=r"missing: model\.norm\.weight"):
         build(SPEC, tensors(skip="model.norm.weight"), backend)
     name, form = next(tensors())
     with pytest.raises(ModelFileError, match="came twice"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmrun.errors import DownloadError, ModelFileError, ModelNotFoundError, UsageError
-from llmrun.store.catalog import parse
+from llmrun.store.catalog import Catalog, parse
 from llmrun.store.fetch import FetchSettings, fetch
 from llmrun.store.model import LocalModel
 from llmrun.store.progress import SilentProgress
@@ -528,3 +528,15 @@ def test_r083_https_to_http_is_refused() -> None:
     with pytest.raises(DownloadError, match="unencrypted"):
         _next_url("https://hub.example/x", "http://hub.example/x")
     assert _next_url("https://hub.example/x", "/y") == "https://hub.example/y"
+
+
+def test_without_a_network_it_does_not_try_for_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("llmrun.store.request.time.sleep", pauses.append)
+    reference = resolve("acme/nowhere", Catalog({}, ""))
+    settings = FetchSettings(endpoint="http://127.0.0.1:9")
+    with pytest.raises(DownloadError, match="3 times in a row"):
+        fetch(reference, store, settings, SilentProgress())
+    assert pauses == [1.0, 2.0]

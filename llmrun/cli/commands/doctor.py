@@ -1,0 +1,133 @@
+"""``llmrun doctor``: what this machine offers and what llmrun would use of it."""
+
+import platform
+import shutil
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.options import GeneralOptions, Json, device_name, spread
+from llmrun.cli.session import Session
+from llmrun.cli.units import size
+
+
+@spread
+def command(
+    context: typer.Context,
+    *,
+    device: Annotated[
+        str, typer.Option("--device", parser=device_name, metavar="DEVICE", help="auto, cpu, cuda.")
+    ] = "auto",
+    as_json: Json = False,
+    general: GeneralOptions,
+) -> None:
+    """Show what this machine offers and what is used of it."""
+    from llmrun.cli.tables import show_json, show_pairs, show_table
+
+    session: Session = context.obj.with_options(general)
+    facts = {**_machine(device), **_store(session), **_settings(session)}
+    if as_json:
+        show_json(session, facts)
+        return
+    show_pairs(session, _lines(facts))
+    session.terminal.write("\n")
+    show_table(session, ("OP", "FORMS", "KERNEL", "OTHERS"), _kernel_rows(facts["kernels"]))
+
+
+def _machine(wanted: str) -> dict[str, Any]:
+    from llmrun.cli.receipt import versions
+    from llmrun.cli.threads import usable_processors
+    from llmrun.kernels import bnb, dispatch
+    from llmrun.measure.environment import environment
+
+    device = dispatch.choose_device(wanted)
+    return {
+        "device": device,
+        "backends": [
+            {"name": c.info.name, "device": on, "available": c.reason is None, "reason": c.reason}
+            for on in dict.fromkeys(["cpu", "cuda", device])
+            for c in dispatch.candidates(on)
+        ],
+        "kernels": [
+            {"op": r.op, "form": r.kind, "backend": r.backend, "rejected": dict(r.rejected)}
+            for r in dispatch.table(device)
+        ],
+        "bitsandbytes": bnb.available() or "available",
+        "usable_processors": usable_processors(),
+        "environment": environment({}),
+        "python": platform.python_version(),
+        "versions": versions(),
+    }
+
+
+def _store(session: Session) -> dict[str, Any]:
+    from llmrun.store.store import Store
+
+    root = session.settings.store_root
+    models = Store(root).models()
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    return {
+        "store": str(root),
+        "store_free_bytes": shutil.disk_usage(there).free,
+        "models": [
+            {"name": model.alias or model.name, "bytes": model.bytes, "problem": model.problem}
+            for model in models
+        ],
+    }
+
+
+def _settings(session: Session) -> dict[str, Any]:
+    settings = session.settings
+    token = settings.token
+    return {
+        "model": session.model(None),
+        "config_file": str(settings.config_file),
+        "config": dict(settings.config),
+        "endpoint": settings.endpoint,
+        "offline": settings.offline,
+        "token": {"source": token.source, "ends_with": token.value[-4:]} if token else None,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    env, token = facts["environment"], facts["token"]
+    config = "" if Path(facts["config_file"]).exists() else " (none)"
+    lines = [
+        ("device", facts["device"]),
+        *(
+            (f"backend {b['name']}", f"{b['device']}: {b['reason'] or 'available'}")
+            for b in facts["backends"]
+        ),
+        ("bitsandbytes", facts["bitsandbytes"]),
+        ("processor", f"{env['cpu'] or 'unknown'}, {facts['usable_processors']} usable"),
+        ("memory", size(env["memory_bytes"]) if env["memory_bytes"] else "unknown"),
+        ("versions", ", ".join(f"{name} {v}" for name, v in facts["versions"].items())),
+        ("store", f"{facts['store']}, {size(facts['store_free_bytes'])} free"),
+    ]
+    lines += [
+        ("model", f"{m['name']}  {size(m['bytes'])}  {m['problem'] or 'ok'}")
+        for m in facts["models"]
+    ]
+    return [
+        *lines,
+        ("default model", facts["model"]),
+        ("config file", facts["config_file"] + config),
+        ("hub", facts["endpoint"] + (" (offline)" if facts["offline"] else "")),
+        ("hub token", f"...{token['ends_with']} from {token['source']}" if token else "none"),
+    ]
+
+
+def _kernel_rows(kernels: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Neighbours that differ in the storage form alone share a row."""
+    rows = []
+    for (op, backend, others), same in groupby(
+        kernels, key=lambda k: (k["op"], k["backend"] or "none", _reasons(k["rejected"]))
+    ):
+        rows.append((op, " ".join(k["form"] for k in same), backend, others))
+    return rows
+
+
+def _reasons(rejected: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in rejected.items())

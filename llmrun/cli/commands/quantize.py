@@ -1,0 +1,100 @@
+"""``llmrun quantize``: make a quantized checkpoint that other engines load too."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.options import (
+    AllowPartial,
+    GeneralOptions,
+    ModelArgument,
+    ModelOption,
+    Requantize,
+    Revision,
+    spread,
+    the_model,
+)
+from llmrun.cli.session import Session
+from llmrun.cli.units import size
+
+if TYPE_CHECKING:
+    from llmrun.quant.audit import Coverage
+
+
+@spread
+def command(
+    context: typer.Context,
+    named: ModelArgument = None,
+    *,
+    model: ModelOption = None,
+    quant: Annotated[
+        str, typer.Option("--quant", "-q", metavar="SCHEME", help="int8, int4 or another scheme.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="A new folder; without it, the store."),
+    ] = None,
+    revision: Revision = None,
+    requantize: Requantize = False,
+    allow_partial: AllowPartial = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
+    general: GeneralOptions,
+) -> None:
+    """Quantize a model; other engines load the result."""
+    from llmrun.cli import assemble
+    from llmrun.cli.loading import check_scheme
+    from llmrun.cli.progress import for_session, tensor_progress
+
+    session: Session = context.obj.with_options(general)
+    name = the_model(named, model)
+    check_scheme(quant)
+    local, conversion = assemble.plan_quantization(
+        name,
+        quant,
+        session.settings,
+        for_session(session),
+        revision,
+        requantize=requantize,
+    )
+    session.say(
+        f"{name}: {conversion.quantized} weights to {quant}, "
+        f"about {size(conversion.predicted_bytes)} in all"
+    )
+    if dry_run:
+        return
+    with tensor_progress(for_session(session), f"quantizing {name} to {quant}") as on_tensor:
+        result = assemble.quantize(
+            local, conversion, out, session.settings, on_tensor, allow_partial=allow_partial
+        )
+    show_coverage(session, result.coverage)
+    session.say(f"{quant} takes {size(result.files_bytes)} in {result.path}")
+
+
+def show_coverage(session: Session, coverage: "Coverage") -> None:
+    """Role by role, the bits that were counted."""
+    from llmrun.cli.tables import show_table
+
+    rows = [
+        (
+            role.value,
+            str(part.tensors),
+            f"{part.parameters:,}",
+            size(part.nbytes),
+            f"{part.bits_per_weight:.3f}",
+        )
+        for role, part in coverage.roles.items()
+    ]
+    total = coverage.total
+    rows.append(
+        (
+            "all",
+            str(total.tensors),
+            f"{total.parameters:,}",
+            size(total.nbytes),
+            f"{total.bits_per_weight:.3f}",
+        )
+    )
+    show_table(session, ("ROLE", "TENSORS", "WEIGHTS", "SIZE", "BITS PER WEIGHT"), rows)
+    for kept in coverage.unquantized:
+        session.say(f"kept {kept.name} as {kept.kind}: {kept.reason}")

@@ -1,0 +1,80 @@
+"""From options to a loaded model, with what there is to say about it on stderr."""
+
+from dataclasses import replace
+
+from llmrun.cli import assemble
+from llmrun.cli.assemble import LoadedModel, LoadOptions
+from llmrun.cli.options import ModelOptions, PromptFlags, SamplingFlags
+from llmrun.cli.progress import activity, for_session
+from llmrun.cli.session import Session
+from llmrun.engine.sampler import SamplingOptions
+from llmrun.store.model import LocalModel
+from llmrun.text.decode_input import clean_text
+
+
+def load(
+    session: Session, name: str, options: ModelOptions, prompting: PromptFlags | None = None
+) -> LoadedModel:
+    """Load the model. UnavailableError for a scheme nobody knows, before anything is fetched."""
+    check_scheme(options.quant)
+    wanted = LoadOptions(
+        model=name,
+        quant=options.quant,
+        device=options.device,
+        ctx=options.ctx or None,
+        kv=options.kv,
+        threads=options.threads,
+        revision=options.revision,
+        requantize=options.requantize,
+        allow_partial=options.allow_partial,
+        template=prompting.template if prompting else None,
+    )
+    with activity(session, f"loading {name} ..."):
+        loaded = assemble.load(wanted, session.settings, for_session(session))
+    for note in loaded.notes:
+        session.say(f"note: {note}")
+    if session.verbose:
+        for decision in loaded.decisions:
+            session.say(f"chosen: {decision}")
+        parts = ", ".join(f"{part} {ms:.0f} ms" for part, ms in loaded.times.parts_ms.items())
+        session.say(f"loaded in {loaded.times.total_ms:.0f} ms ({parts})")
+        session.say(facts(loaded))
+    return loaded
+
+
+def facts(loaded: LoadedModel) -> str:
+    """One line: model, scheme with the bits it really takes, device, context."""
+    bits = loaded.coverage.total.bits_per_weight
+    return (
+        f"{title(loaded.local)} · {loaded.scheme} ({bits:.2f} bits per weight) · {loaded.backend.device} "
+        f"({loaded.backend.name}) · context {loaded.context:,} tokens"
+    )
+
+
+def title(local: LocalModel) -> str:
+    """What a model is called where there is little room: of a path its last part."""
+    is_path = local.source in ("folder", "gguf")
+    return local.path.name if is_path else local.alias or local.name
+
+
+def check_scheme(name: str) -> None:
+    """UnavailableError, with the names there are, for an unknown scheme."""
+    if name not in ("auto", "none"):
+        from llmrun.quant import scheme
+
+        scheme.find(name)
+
+
+def stop_strings(loaded: LoadedModel, flags: SamplingFlags) -> tuple[str, ...]:
+    """Those the model's template needs and those the user gave."""
+    return (*loaded.stops, *(clean_text(stop).text for stop in flags.stop))
+
+
+def sampling_options(loaded: LoadedModel, flags: SamplingFlags) -> SamplingOptions:
+    """The model's own sampling, changed by what the user gave."""
+    given = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+        if (value := getattr(flags, name)) is not None
+    }
+    return replace(loaded.sampling, **given)

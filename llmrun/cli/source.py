@@ -1,0 +1,65 @@
+"""A fetched model with its headers read and matched to a decoder: nothing loaded yet."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.formats.checkpoint import Checkpoint
+from llmrun.formats.open import open_checkpoint
+from llmrun.kernels.forms import Form
+from llmrun.model.binding import Binding, bind_gguf, bind_huggingface
+from llmrun.quant.recipe import DENSE_KINDS
+from llmrun.quant.roles import Role
+
+Weight = tuple[Role, tuple[int, ...], str]
+"""Role, shape and stored kind of a parameter: what a recipe decides on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A checkpoint and how its tensors become a decoder's parameters."""
+
+    checkpoint: Checkpoint
+    binding: Binding
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the file holds quantized weights already."""
+        return self.checkpoint.quantization is not None
+
+    def weights(self) -> dict[str, Weight]:
+        """Every parameter by canonical name, in the checkpoint's order."""
+        found = {}
+        for name, canonical in self.binding.names.items():
+            parameter, info = self.binding.parameters[canonical], self.checkpoint.tensors[name]
+            found[canonical] = (parameter.role, parameter.shape, info.kind.lower())
+        return found
+
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes each parameter takes in the file, by canonical name."""
+        tensors = self.checkpoint.tensors
+        return {c: tensors[name].nbytes for name, c in self.binding.names.items()}
+
+    def tensors(self, change: Callable[[str, Form], Form]) -> Iterator[tuple[str, Form]]:
+        """Read the parameters one at a time, each through ``change(canonical name, form)``."""
+        for canonical, form in self.binding.tensors(self.checkpoint.read):
+            yield canonical, change(canonical, form)
+
+
+def open_source(path: Path) -> Source:
+    """Open a model's files and match them with a decoder.
+
+    ModelFileError if they are damaged, incomplete or of an unsupported architecture.
+    """
+    checkpoint = open_checkpoint(path)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    if checkpoint.layout == "gguf":
+        binding = bind_gguf(checkpoint.config, shapes, checkpoint.read)
+    else:
+        binding = bind_huggingface(checkpoint.config, shapes)
+    return Source(checkpoint, binding)
+
+
+def is_dense(kind: str) -> bool:
+    """Whether a stored kind is a plain number type."""
+    return kind in DENSE_KINDS

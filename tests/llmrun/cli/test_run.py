@@ -1,0 +1,225 @@
+"""``llmrun run``: what goes where, in which shape, with which exit code."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_only_the_answer_is_on_stdout(llmrun: Any) -> None:
+    result = llmrun("run", "hello")
+    assert result.code == 0
+    assert result.out == "You said: hello.\n"
+    assert "the fake model was chosen" in result.err
+    assert "TTFT" in result.err
+
+
+def test_r013_quiet_says_nothing_on_stderr(llmrun: Any) -> None:
+    result = llmrun("run", "hello", "--quiet", stdin=b"")
+    assert (result.out, result.err) == ("You said: hello.\n", "")
+
+
+def test_r015_argument_files_and_stdin_join_in_this_order(llmrun: Any, tmp_path: Path) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text("a file\n", "utf-8")
+    result = llmrun("run", "SHOW first", "-f", str(file), stdin=b"from stdin\n")
+    assert result.out == "user: SHOW first\n\na file\n\nfrom stdin\n"
+
+
+def test_r016_all_lines_of_stdin_are_one_prompt(llmrun: Any) -> None:
+    result = llmrun("run", stdin=b"SHOW\ntwo\nthree\n")
+    assert result.out == "user: SHOW\ntwo\nthree\n"
+
+
+def test_a_newline_is_added_only_if_missing(llmrun: Any) -> None:
+    assert llmrun("run", "x", env={"FAKE_REPLY": "ends\n"}).out == "ends\n"
+    assert llmrun("run", "x", env={"FAKE_REPLY": "ends"}).out == "ends\n"
+
+
+@pytest.mark.parametrize("arguments", [[], [""], ["  \n "]])
+def test_an_empty_prompt_is_a_usage_error(llmrun: Any, arguments: list[str]) -> None:
+    result = llmrun("run", *arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert "prompt is empty" in result.err
+
+
+def test_r020_bad_bytes_are_replaced_once_with_one_warning(llmrun: Any) -> None:
+    result = llmrun("run", stdin=b"SHOW \xff\x41\xff\n")
+    assert result.code == 0
+    assert result.out == "user: SHOW �A�\n"
+    assert result.err.count("not valid UTF-8") == 1
+
+
+def test_r021_files_and_stdin_share_a_decoder(llmrun: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bad.txt"
+    file.write_bytes(b"SHOW \xff")
+    assert llmrun("run", "-f", str(file)).out == llmrun("run", stdin=b"SHOW \xff").out
+
+
+def test_a_missing_file_is_a_usage_error(llmrun: Any) -> None:
+    result = llmrun("run", "-f", "no-such-file")
+    assert result.code == 2
+    assert "no-such-file" in result.err
+
+
+def test_json_holds_everything_and_is_all_of_stdout(llmrun: Any) -> None:
+    result = llmrun("run", "hello", "--json", "--seed", "7", env={"COLUMNS": "20"})
+    document = json.loads(result.out)
+    assert result.out.count("\n") == 1
+    assert list(document) == ["text", "finish_reason", "usage", "timings", "receipt"]
+    assert document["text"] == "You said: hello."
+    assert document["finish_reason"] == "stop"
+    assert document["usage"]["generated_tokens"] == len("You said: hello.") + 1
+    assert document["timings"]["ttft_ms"] > 0
+    assert sum(document["timings"]["ttft_parts_ms"].values()) == pytest.approx(
+        document["timings"]["ttft_ms"]
+    )
+    assert document["receipt"]["seed"] == 7
+    assert document["receipt"]["fallbacks"] == []
+    assert document["receipt"]["origin"] == "~/models/fake"
+    assert document["receipt"]["files"][0]["sha256"] == "ab" * 32
+
+
+def test_r010_json_stays_valid_whatever_the_width(llmrun: Any) -> None:
+    reply = "x" * 100 + "\n" + "y" * 100
+    result = llmrun("run", "x", "--json", env={"COLUMNS": "20", "FAKE_REPLY": reply})
+    assert json.loads(result.out)["text"] == reply
+
+
+def test_json_stream_is_a_line_per_token(llmrun: Any) -> None:
+    result = llmrun("run", "x", "--json-stream", env={"FAKE_REPLY": "hé!"})
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert "".join(line["text"] for line in lines) == "hé!"
+    assert [line["token_id"] for line in lines] == [*"hé!".encode(), 256]
+    assert [line["phase"] for line in lines] == ["prefill"] + ["decode"] * 4
+    assert [line["finish_reason"] for line in lines] == [None] * 4 + ["stop"]
+    times = [line["time_ms"] for line in lines]
+    assert times == sorted(times)
+
+
+def test_the_receipt_file_is_the_receipt_of_the_json(llmrun: Any, tmp_path: Path) -> None:
+    file = tmp_path / "receipt.json"
+    result = llmrun("run", "hello", "--json", "--receipt", str(file))
+    assert json.loads(file.read_text("utf-8")) == json.loads(result.out)["receipt"]
+
+
+def test_stop_strings_cut_and_end_the_answer(llmrun: Any) -> None:
+    env = {"FAKE_REPLY": "one two three"}
+    result = llmrun("run", "x", "--stop", "two", "--json", env=env)
+    document = json.loads(result.out)
+    assert (document["text"], document["finish_reason"]) == ("one ", "stop")
+
+
+def test_held_back_text_is_not_lost(llmrun: Any) -> None:
+    env = {"FAKE_REPLY": "one tw"}
+    assert llmrun("run", "x", "--stop", "two", env=env).out == "one tw\n"
+    stream = llmrun("run", "x", "--stop", "two", "--json-stream", env=env).out
+    assert "".join(json.loads(line)["text"] for line in stream.splitlines()) == "one tw"
+
+
+def test_max_tokens_ends_the_answer(llmrun: Any) -> None:
+    result = llmrun("run", "hello", "-n", "3")
+    assert result.code == 0
+    assert result.out == "You\n"
+    assert "--max-tokens" in result.err
+
+
+def test_ignore_eos_goes_past_the_end(llmrun: Any) -> None:
+    result = llmrun("run", "x", "--ignore-eos", "-n", "8", "--json", env={"FAKE_REPLY": "ab"})
+    assert json.loads(result.out)["usage"]["generated_tokens"] == 8
+
+
+def test_prefill_starts_the_answer(llmrun: Any) -> None:
+    result = llmrun("run", "hello", "--prefill", "You said")
+    assert result.out == "You said: hello.\n"
+
+
+def test_system_message_comes_first(llmrun: Any) -> None:
+    assert llmrun("run", "SHOW", "--system", "Be short.").out.startswith("system: Be short.\nuser:")
+
+
+def test_raw_takes_no_system_message(llmrun: Any) -> None:
+    assert llmrun("run", "x", "--raw", "--system", "s").code == 2
+
+
+def test_full_stats_show_the_parts(llmrun: Any) -> None:
+    result = llmrun("run", "hello", "--stats", "full")
+    for word in ("tokenize", "cache lookup", "first sample", "n too small", "TPOT"):
+        assert word in result.err
+    assert "TTFT" not in llmrun("run", "hello", "--stats", "off").err
+
+
+def test_r050_a_prompt_that_does_not_fit_names_both_numbers(llmrun: Any) -> None:
+    result = llmrun("run", "x" * 100, "--ctx", "50")
+    assert result.code == 7
+    assert result.out == ""
+    assert "118 tokens" in result.err
+    assert "50" in result.err
+    assert "--ctx" in result.err
+
+
+def test_r009_r011_a_pipe_gets_the_bytes_and_no_escape(llmrun: Any) -> None:
+    reply = "wide " * 80 + "\x1b[31mred\x1b[0m [/b] [INST]"
+    result = llmrun("run", "x", env={"FAKE_REPLY": reply, "COLUMNS": "40"})
+    assert result.out == reply + "\n"
+    assert "\x1b" not in result.err
+
+
+def test_sanitize_always_filters_a_pipe_too(llmrun: Any) -> None:
+    env = {"FAKE_REPLY": "a\x1b]52;c;AAAA\x07b"}
+    assert llmrun("run", "x", "--sanitize", "always", env=env).out == "ab\n"
+
+
+def test_r022_output_is_utf8_whatever_the_locale(program: Callable[..., Any]) -> None:
+    env = {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    with program("run", "größe 🙂", env=env) as running:
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err.decode()
+    assert out.decode() == "You said: größe 🙂.\n"
+
+
+@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_r017_r018_a_closed_pipe_is_141_and_silent(
+    program: Callable[..., Any], unbuffered: dict[str, str]
+) -> None:
+    env = {"FAKE_REPLY": "line\n" * 5000, "FAKE_CONTEXT": "100000", **unbuffered}
+    running: subprocess.Popen[bytes]
+    with program("run", "x", "--quiet", env=env) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdin.close()
+        assert running.stdout.read(1) == b"l"
+        running.stdout.close()
+        assert running.wait(timeout=60) == 141
+        assert running.stderr.read() == b""
+
+
+def test_ctrl_c_ends_with_130_and_keeps_what_was_written(program: Callable[..., Any]) -> None:
+    import signal
+
+    env = {"FAKE_REPLY": "word " * 1000, "FAKE_CONTEXT": "100000", "FAKE_DELAY_MS": "5"}
+    with program("run", "x", env=env) as running:
+        running.stdin.close()
+        assert running.stdout.read(5) == b"word "
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=60) == 130
+        assert running.stdout.read().endswith(b"\n")
+        assert b"Traceback" not in running.stderr.read()
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 141), ("2>&-", 0)])
+def test_closed_standard_streams_are_no_crash(
+    environment: dict[str, str], closed: str, code: int
+) -> None:
+    import sys
+
+    script = Path(__file__).with_name("fake_program.py")
+    command = f"{sys.executable} {script} run x {closed} </dev/null"
+    ran = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True)
+    assert ran.returncode == code
+    assert b"Traceback" not in ran.stdout + ran.stderr
