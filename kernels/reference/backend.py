@@ -13,7 +13,7 @@ from llmrun.kernels.reference import sampling
 from llmrun.kernels.reference.arrays import as_tensor, to_host
 from llmrun.kernels.reference.norms import activate, rms_norm
 from llmrun.kernels.reference.step import TorchKvLayer, TorchStep, kv_layer
-from llmrun.kernels.reference.weights import TorchWeight, panel_rows, take_over
+from llmrun.kernels.reference.weights import Scratch, TorchWeight, take_over
 
 PROBE_BYTES = 512 << 20
 PROBE_REPEATS = 5
@@ -28,13 +28,13 @@ class TorchBackend:
         self.device = device
         self.threads = threads
         self._device = torch.device(device)
-        self._scratch = torch.empty(0, device=self._device)
+        self._scratch = Scratch(self._device)
         torch.set_num_threads(threads)
 
     # --- arrays -------------------------------------------------------------------------------
     def weight(self, form: Form) -> TorchWeight:
         """Take over a 2-D weight in any form."""
-        return take_over(form, self._device)
+        return take_over(form, self._scratch, self._device)
 
     def vector(self, host: HostArray) -> torch.Tensor:
         """A norm weight or bias as fp32."""
@@ -69,7 +69,7 @@ class TorchBackend:
     # --- ops ----------------------------------------------------------------------------------
     def embed(self, step: TorchStep, table: TorchWeight, scale: float, h: torch.Tensor) -> None:
         """h[T, D] = table[token_ids] * scale."""
-        table.dequantize_rows(step.token_ids, h[: step.n_tokens])
+        table.gather_rows(step.token_ids, h[: step.n_tokens])
         if scale != 1.0:
             h[: step.n_tokens].mul_(scale)
 
@@ -195,21 +195,9 @@ class TorchBackend:
         return activate(opened, activation).mul_(raised)
 
     def _linear(self, x: torch.Tensor, linear: Linear, y: torch.Tensor) -> None:
-        # y[M, N] = x[M, K] W^T, one panel of rows of W at a time through the scratch.
         weight = linear.weight
         assert isinstance(weight, TorchWeight)
-        n, k = weight.shape
-        if weight.kind == "f32":
-            torch.mm(x, weight.tensors["w"].t(), out=y)
-        else:
-            rows = panel_rows(weight)
-            if self._scratch.numel() < min(rows, n) * k:
-                self._scratch = torch.empty(min(rows, n) * k, device=self._device)
-            for start in range(0, n, rows):
-                stop = min(start + rows, n)
-                panel = self._scratch[: (stop - start) * k].view(stop - start, k)
-                weight.dequantize_rows(slice(start, stop), panel)
-                torch.mm(x, panel.t(), out=y[:, start:stop])
+        weight.multiply(x, y)
         if linear.bias is not None:
             y.add_(linear.bias)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from llmrun.cli import chat_commands
 from llmrun.cli.answer import Answer, Request, answer
 from llmrun.cli.assemble import LoadedModel
-from llmrun.cli.exits import complain, named
+from llmrun.cli.exits import complain, named, survivable
 from llmrun.cli.interrupts import TWICE_S, stops_the_answer
 from llmrun.cli.line_editor import LineEditor
 from llmrun.cli.loading import facts, sampling_options, stop_strings
@@ -24,7 +24,6 @@ from llmrun.cli.transcript import Transcript
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish
 from llmrun.engine.sampler import SamplingOptions, resolve
-from llmrun.errors import LlmrunError
 from llmrun.text.decode_input import clean_text
 
 WARN_AT = 0.8
@@ -58,7 +57,7 @@ class Chat:
         """Answer the transcript's last question; it becomes ours only if that worked."""
         try:
             made = self._answer(transcript)
-        except (LlmrunError, MemoryError) as err:
+        except survivable() as err:
             complain(named(err))
             self.session.say("The last message was not kept; the chat goes on.")
             return

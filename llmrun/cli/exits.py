@@ -41,9 +41,10 @@ def guard(run: Callable[[], None], *, debug: bool) -> int:
         _abandon_streams()
         return ClosedPipeError.exit_code
     except Exception as err:
+        error = named(err)
         if debug:
             traceback.print_exc()
-        error = named(err)
+            error.next_step = error.next_step.removeprefix(DEBUG_HINT)
         complain(error)
         return error.exit_code
 
@@ -54,7 +55,7 @@ def named(err: Exception) -> LlmrunError:
         return err
     if isinstance(err, typer.TyperException):
         return UsageError(err.format_message(), _usage_hint(err))
-    if isinstance(err, MemoryError) or _is_torch_out_of_memory(err):
+    if isinstance(err, out_of_memory()):
         return DoesNotFitError(
             f"Memory ran out: {_first_line(err) or 'an allocation failed'}.",
             "Try a smaller --ctx, a smaller scheme (-q int4) or a smaller model.",
@@ -62,6 +63,17 @@ def named(err: Exception) -> LlmrunError:
     said = _first_line(err)
     what = f"Internal error: {type(err).__name__}{f': {said}' if said else ''}."
     return InternalError(what, DEBUG_HINT)
+
+
+def out_of_memory() -> tuple[type[Exception], ...]:
+    """The exceptions that mean memory ran out; torch's only if it is loaded, never imported."""
+    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    return (MemoryError,) if of_torch is None else (MemoryError, of_torch)
+
+
+def survivable() -> tuple[type[Exception], ...]:
+    """What a chat goes on after: refusals, and memory that ran out for one answer."""
+    return (LlmrunError, *out_of_memory())
 
 
 def complain(error: LlmrunError) -> None:
@@ -98,12 +110,6 @@ def _usage_hint(err: typer.TyperException) -> str:
 
 def _first_line(err: Exception) -> str:
     return str(err).partition("\n")[0].strip().rstrip(".")
-
-
-def _is_torch_out_of_memory(err: Exception) -> bool:
-    """torch is never imported for this: an error of torch's comes from a torch that is loaded."""
-    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    return kind is not None and isinstance(err, kind)
 
 
 def _abandon_streams() -> None:

@@ -45,10 +45,13 @@ def load(
 def facts(loaded: LoadedModel) -> str:
     """One line: model, scheme with the bits it really takes, device, context."""
     bits = loaded.coverage.total.bits_per_weight
-    return (
-        f"{title(loaded.local)} · {loaded.scheme} ({bits:.2f} bits per weight) · {loaded.backend.device} "
-        f"({loaded.backend.name}) · context {loaded.context:,} tokens"
+    parts = (
+        title(loaded.local),
+        f"{loaded.scheme} ({bits:.2f} bits per weight)",
+        f"{loaded.backend.device} ({loaded.backend.name})",
+        f"context {loaded.context:,} tokens",
     )
+    return " · ".join(parts)
 
 
 def title(local: LocalModel) -> str:

@@ -7,8 +7,9 @@ import torch
 
 from llmrun.kernels.forms import Dense, Form, GroupInt, Lut16, bits_per_weight, rows
 from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.reference import weights
 from llmrun.kernels.reference.arrays import as_tensor, to_host
-from llmrun.kernels.reference.weights import take_over
+from llmrun.kernels.reference.weights import Scratch, take_over
 
 CPU = torch.device("cpu")
 
@@ -63,8 +64,8 @@ def formula(form: Form, row: int, k: int) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_dequantized_rows_follow_the_formula(kind: str) -> None:
     form = make(kind)
-    weight = take_over(form, CPU)
-    got = weight.dequantize_rows(slice(2, 7), torch.empty(5, form.shape[1]))
+    weight = take_over(form, Scratch(CPU), CPU)
+    got = weight.gather_rows(torch.arange(2, 7), torch.empty(5, form.shape[1]))
     want = torch.tensor(
         [[formula(form, row, k) for k in range(form.shape[1])] for row in range(2, 7)],
         dtype=torch.float64,
@@ -76,12 +77,29 @@ def test_dequantized_rows_follow_the_formula(kind: str) -> None:
 def test_rows_can_be_gathered_in_any_order(kind: str) -> None:
     form = make(kind)
     order = [8, 0, 3, 3]
-    whole = take_over(form, CPU).dequantize_rows(slice(0, 9), torch.empty(9, form.shape[1]))
-    moved = take_over(rows(form, order), CPU)
-    got = moved.dequantize_rows(slice(0, 4), torch.empty(4, form.shape[1]))
-    assert torch.equal(got, whole[order])
-    picked = take_over(form, CPU).dequantize_rows(torch.tensor(order), torch.empty(4, 384))
-    assert torch.equal(picked, whole[order])
+    whole = gathered(form, list(range(9)))
+    assert torch.equal(gathered(rows(form, order), [0, 1, 2, 3]), whole[order])
+    assert torch.equal(gathered(form, order), whole[order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_tokens", [1, 7])
+@pytest.mark.parametrize("panel_bytes", [1, 4096, 1 << 20])
+def test_products_equal_those_of_the_dequantized_weight(
+    kind: str, n_tokens: int, panel_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PANEL_BYTES", panel_bytes)
+    form = make(kind)
+    x = torch.randn(n_tokens, 384, generator=torch.Generator().manual_seed(9))
+    y = torch.full((n_tokens, 9), float("nan"))
+    take_over(form, Scratch(CPU), CPU).multiply(x, y)
+    want = x.double() @ gathered(form, list(range(9))).double().t()
+    torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def gathered(form: Form, index: list[int]) -> torch.Tensor:
+    weight = take_over(form, Scratch(CPU), CPU)
+    return weight.gather_rows(torch.tensor(index), torch.empty(len(index), form.shape[1]))
 
 
 def test_bits_per_weight_counts_every_byte() -> None:

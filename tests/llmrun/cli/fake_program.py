@@ -94,11 +94,13 @@ class Tokenizer:
     """One id per byte, and an end."""
 
     n_ids = VOCAB
-    special_tokens = {"<end>": END}
     special_ids = hidden_ids = frozenset({END})
     bos_id = None
     add_bos = False
     specials = SimpleNamespace(defuse=lambda text, own_words=False: text)
+
+    def __init__(self) -> None:
+        self.special_tokens = {"<end>": END}
 
     def encode_rendered(self, text: str) -> list[int]:
         return list(text.encode())

@@ -103,7 +103,10 @@ def test_ctx_auto_is_accepted(llmrun: Any) -> None:
 def test_debug_shows_the_traceback(llmrun: Any) -> None:
     result = llmrun("run", "CRASH", "--debug")
     assert result.code == 1
+    assert "Traceback" in result.err
     assert "ZeroDivisionError: a fault" in result.err
+    assert "Run again with --debug" in llmrun("run", "CRASH").err
+    assert "Run again" not in result.err
 
 
 def test_memory_errors_of_torch_are_known_without_importing_it(

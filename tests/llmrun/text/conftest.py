@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - parts of tokenizers and transformers have no common types
 """Tokenizers of the families llmrun meets, small and made on the spot, with their oracles."""
 
 import json

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - the types of a conftest cannot be imported
 """The text of a stream is the text of the whole; nothing half is ever shown."""
 
 from typing import Any

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - the types of a conftest cannot be imported
 """Conversations become the reference's ids, whatever people write, with exactly one BOS."""
 
 from collections.abc import Iterator

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - the types of a conftest cannot be imported
 """Encoding and decoding equal the reference for every family; words never become control ids."""
 
 import json
