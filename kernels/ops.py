@@ -186,8 +186,8 @@ class Pick:
     top: tuple[tuple[int, float], ...] = ()
 
 
-KV_FORMS = ("f16", "f32")
-"""Cache storage forms the contract knows; f32 serves tests that compare with other engines."""
+KV_FORMS = {"f16": 2, "f32": 4}
+"""Cache storage forms and their bytes per element; f32 serves comparisons with other engines."""
 
 
 class Backend(Protocol):
@@ -218,6 +218,9 @@ class Backend(Protocol):
 
     def to_host(self, array: Array, n_rows: int) -> HostArray:
         """The first rows of an activation array as F32 (tests, custom samplers)."""
+
+    def free_bytes(self) -> int | None:
+        """Free memory of a device that has its own; None if it works in host memory."""
 
     def synchronize(self) -> None:
         """Return when all issued work is done (a stamp may be taken after it)."""

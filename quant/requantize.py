@@ -1,7 +1,8 @@
-"""Opening a weight that is quantized already, so that another scheme can start from it.
+"""Bringing a weight into the type another scheme can start from.
 
-The result is bf16, the type most models are published in: its rounding (relative error 0.1 %) is
-far below that of any scheme here, and scales made from it take 16 bits.
+A weight that is quantized already is opened to bf16, the type most models are published in: its
+rounding (relative error 0.1 %) is far below that of any scheme here, and scales made from it take
+16 bits.
 """
 
 from llmrun.kernels.forms import Dense, Form
@@ -20,3 +21,14 @@ def opened(form: Form) -> Dense:
     dense, view = like_host(DType.BF16, form.shape)
     view.copy_(as_tensor(dequantize(form)))
     return Dense(dense)
+
+
+def rounded(form: Form, dtype: DType) -> Form:
+    """Return a dense weight in another type; other forms and the same type pass unchanged."""
+    from llmrun.kernels.reference.arrays import as_tensor, like_host
+
+    if not isinstance(form, Dense) or form.w.dtype is dtype:
+        return form
+    result, view = like_host(dtype, form.shape)
+    view.copy_(as_tensor(form.w))
+    return Dense(result)

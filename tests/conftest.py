@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmrun.cli.assemble import fetch_model
+from llmrun.cli.fetching import fetch_model
 from llmrun.cli.settings import Settings, read_settings
 from llmrun.store.progress import SilentProgress
 

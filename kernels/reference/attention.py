@@ -2,9 +2,12 @@
 
 import torch
 
-from llmrun.kernels.ops import Attention, Heads, Norm, Rope
+from llmrun.kernels.ops import Attention, Heads, Norm, Rope, Span
 from llmrun.kernels.reference.norms import rms_norm
 from llmrun.kernels.reference.step import TorchKvLayer, TorchStep
+
+SCORES = 1 << 24
+"""Attention scores computed at a time (64 MiB)."""
 
 
 def rope_append(
@@ -34,32 +37,43 @@ def attend(
     step: TorchStep, y: torch.Tensor, attention: Attention, kv: TorchKvLayer, o: torch.Tensor
 ) -> None:
     """Causal softmax attention of every span over its slot, query heads grouped by KV head."""
-    heads = attention.heads
-    queries, _, _ = split_heads(y, step.n_tokens, heads)
-    per_kv = heads.n_heads // heads.n_kv_heads
+    queries, _, _ = split_heads(y, step.n_tokens, attention.heads)
     for span in step.spans:
-        rows = slice(span.start, span.start + span.count)
-        length = span.position + span.count
-        # A window lets every query see its own token and the window - 1 before it, so keys
-        # before the first query's window are never read.
-        first = 0 if attention.window is None else max(0, span.position + 1 - attention.window)
-        keys = kv.keys[span.slot, :, first:length].float()  # (Hkv, L, dh)
-        values = kv.values[span.slot, :, first:length].float()
-        grouped = queries[rows].view(span.count, heads.n_kv_heads, per_kv, heads.head_dim)
-        grouped = grouped.permute(1, 2, 0, 3).reshape(heads.n_kv_heads, -1, heads.head_dim)
-        scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(attention.scale)
-        scores = scores.view(heads.n_heads, span.count, -1)
-        if attention.softcap is not None:
-            scores = torch.tanh(scores / attention.softcap) * attention.softcap
-        if span.count > 1 or attention.window is not None:
-            scores.masked_fill_(
-                _hidden(span.position, span.count, first, length, attention, scores.device),
-                float("-inf"),
-            )
-        weights = _softmax(scores, attention.sinks)
-        weights = weights.view(heads.n_kv_heads, per_kv * span.count, -1)
-        mixed = torch.bmm(weights, values).view(heads.n_heads, span.count, heads.head_dim)
-        o[rows].view(span.count, heads.n_heads, heads.head_dim).copy_(mixed.transpose(0, 1))
+        # Queries in blocks, so that scores stay within a bound whatever the context.
+        block = max(1, SCORES // (attention.heads.n_heads * (span.position + span.count)))
+        for done in range(0, span.count, block):
+            count = min(block, span.count - done)
+            part = Span(span.slot, span.start + done, count, span.position + done)
+            _attend_span(queries, part, attention, kv, o)
+
+
+def _attend_span(
+    queries: torch.Tensor, span: Span, attention: Attention, kv: TorchKvLayer, o: torch.Tensor
+) -> None:
+    heads = attention.heads
+    per_kv = heads.n_heads // heads.n_kv_heads
+    rows = slice(span.start, span.start + span.count)
+    length = span.position + span.count
+    # A window lets every query see its own token and the window - 1 before it, so keys
+    # before the first query's window are never read.
+    first = 0 if attention.window is None else max(0, span.position + 1 - attention.window)
+    keys = kv.keys[span.slot, :, first:length].float()  # (Hkv, L, dh)
+    values = kv.values[span.slot, :, first:length].float()
+    grouped = queries[rows].view(span.count, heads.n_kv_heads, per_kv, heads.head_dim)
+    grouped = grouped.permute(1, 2, 0, 3).reshape(heads.n_kv_heads, -1, heads.head_dim)
+    scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(attention.scale)
+    scores = scores.view(heads.n_heads, span.count, -1)
+    if attention.softcap is not None:
+        scores = torch.tanh(scores / attention.softcap) * attention.softcap
+    if span.count > 1 or attention.window is not None:
+        scores.masked_fill_(
+            _hidden(span.position, span.count, first, length, attention, scores.device),
+            float("-inf"),
+        )
+    weights = _softmax(scores, attention.sinks)
+    weights = weights.view(heads.n_kv_heads, per_kv * span.count, -1)
+    mixed = torch.bmm(weights, values).view(heads.n_heads, span.count, heads.head_dim)
+    o[rows].view(span.count, heads.n_heads, heads.head_dim).copy_(mixed.transpose(0, 1))
 
 
 def split_heads(

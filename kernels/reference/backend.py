@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from llmrun.kernels.forms import Form
+from llmrun.kernels.forms import nbytes as form_bytes
 from llmrun.kernels.host import HostArray
 from llmrun.kernels.ops import Attention, Expert, Heads, Linear, Norm, Pick, PickRequest, Rope
 from llmrun.kernels.reference import attention as attention_ops
 from llmrun.kernels.reference import sampling
+from llmrun.kernels.reference.allocation import allocating
 from llmrun.kernels.reference.arrays import as_tensor, to_host
 from llmrun.kernels.reference.norms import activate, rms_norm
 from llmrun.kernels.reference.step import TorchKvLayer, TorchStep, kv_layer
@@ -34,7 +36,8 @@ class TorchBackend:
     # --- arrays -------------------------------------------------------------------------------
     def weight(self, form: Form) -> TorchWeight:
         """Take over a 2-D weight in any form."""
-        return take_over(form, self._scratch, self._device)
+        with allocating(f"a weight of {form_bytes(form):,} bytes"):
+            return take_over(form, self._scratch, self._device)
 
     def vector(self, host: HostArray) -> torch.Tensor:
         """A norm weight or bias as fp32."""
@@ -42,7 +45,8 @@ class TorchBackend:
 
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Activation memory, fp32."""
-        return torch.empty(shape, device=self._device)
+        with allocating(f"activations of shape {shape}"):
+            return torch.empty(shape, device=self._device)
 
     def step(self, max_tokens: int) -> TorchStep:
         """A step for at most ``max_tokens`` tokens."""
@@ -50,7 +54,8 @@ class TorchBackend:
 
     def kv_layer(self, n_slots: int, capacity: int, heads: Heads, form: str) -> TorchKvLayer:
         """Cache memory of one layer."""
-        return kv_layer(n_slots, capacity, heads, form, self._device)
+        with allocating(f"a KV cache of {capacity:,} tokens"):
+            return kv_layer(n_slots, capacity, heads, form, self._device)
 
     def kv_copy(self, layer: TorchKvLayer, source: int, target: int, n_tokens: int) -> None:
         """Copy the first tokens of one slot to another."""
@@ -60,6 +65,13 @@ class TorchBackend:
     def to_host(self, array: torch.Tensor, n_rows: int) -> HostArray:
         """The first rows of an activation array as F32."""
         return to_host(array[:n_rows].float().cpu())
+
+    def free_bytes(self) -> int | None:
+        """Free bytes of the GPU; None on the CPU."""
+        if self._device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
 
     def synchronize(self) -> None:
         """Wait for the device."""

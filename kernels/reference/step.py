@@ -7,7 +7,7 @@ import torch
 
 from llmrun.kernels.ops import Heads, Rope, Span
 
-KV_DTYPES = {"f16": torch.float16, "f32": torch.float32}
+KV_DTYPES = {"f16": torch.float16, "f32": torch.float32}  # of ops.KV_FORMS
 
 
 class TorchStep:

@@ -25,7 +25,10 @@ from llmrun.text.stop import StopMatcher, stop_token_ids
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. ``opening`` is text the answer starts with and the prompt already holds."""
+    """What is asked. ``opening`` is text the answer starts with and the prompt already holds.
+
+    ``ignore_eos`` goes past the model's own end, not past ``stops``, special tokens or not.
+    """
 
     prompt: Prompt
     sampling: Sampling
@@ -53,7 +56,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came. ``stats`` is None if it was stopped before its first token."""
+    """What came. Stopped before its first token: no text, the opening neither, and no stats."""
 
     text: str
     finish: Finish
@@ -76,16 +79,16 @@ def answer(
     stop = StopMatcher(request.stops)
     start = _starter(loaded, cache, request, sink.on_prefill, interrupt)
     events: list[TokenEvent] = []
-    pieces = [request.opening]
+    pieces: list[str] = []
     opening = request.opening
     with contextlib.closing(sink), contextlib.closing(drain(start)) as stream:
         for event in stream:
             events.append(event)
             is_end = event.finish is Finish.STOP
-            piece = "" if is_end else stop.push(detokenizer.push(event.token_id))
-            pieces.append(piece)
-            sink.token(event, opening + piece)
+            piece = opening + ("" if is_end else stop.push(detokenizer.push(event.token_id)))
             opening = ""
+            pieces.append(piece)
+            sink.token(event, piece)
             if stop.stopped or interrupt():
                 break
         rest = stop.push(detokenizer.flush()) + stop.flush()
@@ -106,7 +109,8 @@ def _starter(
     interrupt: Interrupt,
 ) -> Callable[[Interrupt], Events]:
     """What the engine's thread runs; it stops when the consumer left or the user interrupts."""
-    stop_ids = loaded.stop_ids | stop_token_ids(loaded.tokenizer, request.stops)
+    own_stop_ids = frozenset() if request.ignore_eos else loaded.stop_ids
+    stop_ids = own_stop_ids | stop_token_ids(loaded.tokenizer, request.stops)
     n_ids = min(loaded.tokenizer.n_ids, loaded.spec.vocab)
 
     def start(left: Interrupt) -> Events:
@@ -119,7 +123,6 @@ def _starter(
             max_tokens=request.max_tokens,
             interrupt=lambda: left() or interrupt(),
             on_progress=on_prefill,
-            ignore_stop=request.ignore_eos,
         )
 
     return start

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for good
     use_utf8(sys.stdout, sys.stderr)
-    sys.exit(exits.guard(lambda: run(given), debug="--debug" in given))
+    sys.exit(exits.guard(lambda: run(given), wants_traceback=lambda: _wants_traceback(given)))
 
 
 def run(arguments: list[str]) -> None:
@@ -111,6 +111,16 @@ def _options(parameters: Sequence[Any]) -> dict[str, str]:
         for spelling in parameter.opts
         if spelling.startswith("--") and parameter.name
     }
+
+
+def _wants_traceback(arguments: Sequence[str]) -> bool:
+    """Asked after an error, which may be that of reading the very settings."""
+    if "--debug" in arguments:
+        return True
+    try:
+        return read_settings(os.environ).debug
+    except UsageError:
+        return False
 
 
 def _show_version(wanted: bool) -> None:

@@ -7,22 +7,24 @@ twice within a second leaves with 130; Ctrl-D and /exit leave with 0.
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmrun.cli import chat_commands
 from llmrun.cli.answer import Answer, Request, answer
 from llmrun.cli.assemble import LoadedModel
 from llmrun.cli.exits import complain, named, survivable
 from llmrun.cli.interrupts import TWICE_S, stops_the_answer
-from llmrun.cli.line_editor import LineEditor
+from llmrun.cli.line_editor import LineEditor, Typed
 from llmrun.cli.loading import facts, sampling_options, stop_strings
-from llmrun.cli.one_shot import Answering, say_stats, text_sink
+from llmrun.cli.one_shot import Answering
 from llmrun.cli.options import Stats
 from llmrun.cli.prompting import Prompt, encode_messages, encode_text
 from llmrun.cli.session import Session
+from llmrun.cli.text_sink import StepFloor, measure_step_floor, say_stats, text_sink
 from llmrun.cli.transcript import Transcript
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish
+from llmrun.engine.generate import Interrupt, never
 from llmrun.engine.sampler import SamplingOptions, resolve
 from llmrun.text.decode_input import clean_text
 
@@ -32,7 +34,10 @@ WARN_AT = 0.8
 
 @dataclass
 class Chat:
-    """The state of one chat; slash commands read and change it."""
+    """The state of one chat; slash commands read and change it.
+
+    ``interrupt`` tells whether Ctrl-C was pressed since the line being worked on was sent.
+    """
 
     session: Session
     loaded: LoadedModel
@@ -44,6 +49,8 @@ class Chat:
     stats: Stats
     last: Answer | None = None
     warned: bool = field(default=False)
+    interrupt: Interrupt = field(default=never)
+    step_floor: StepFloor | None = field(default=None)
 
     def ask(self, question: str) -> None:
         """One turn."""
@@ -71,19 +78,21 @@ class Chat:
         self._warn_if_nearly_full()
 
     def _answer(self, transcript: Transcript) -> Answer:
+        if self.step_floor is None:
+            self.step_floor = measure_step_floor(self.session, self.loaded, self.cache, self.stats)
         opening = clean_text(self.how.prompting.prefill).text
         prompt = self.encode(transcript, opening)
         request = Request(
             prompt=prompt,
             sampling=resolve(self.sampling),
-            stops=stop_strings(self.loaded, self.how.sampling),
+            stops=stop_strings(self.loaded, self.how.sampling, raw=self.how.prompting.raw),
             max_tokens=self.max_tokens,
             ignore_eos=self.how.sampling.ignore_eos,
             opening=opening,
         )
-        sink = text_sink(self.session, self.loaded, prompt, self.how.output)
-        with self.session.terminal.silent_keys(), stops_the_answer() as interrupt:
-            return answer(self.loaded, self.cache, request, sink, interrupt)
+        output = replace(self.how.output, stats=self.stats)
+        sink = text_sink(self.session, self.loaded, prompt, output, self.step_floor)
+        return answer(self.loaded, self.cache, request, sink, self.interrupt)
 
     def encode(self, transcript: Transcript, opening: str = "") -> Prompt:
         """The whole conversation as ids: what the cache holds of it is not computed again."""
@@ -126,7 +135,7 @@ def converse(session: Session, loaded: LoadedModel, how: Answering) -> None:
     with contextlib.suppress(EOFError):
         while True:
             try:
-                text = editor.read()
+                typed = editor.read()
             except KeyboardInterrupt:
                 now_s = time.monotonic()
                 if now_s - pressed_s <= TWICE_S:
@@ -134,13 +143,15 @@ def converse(session: Session, loaded: LoadedModel, how: Answering) -> None:
                 pressed_s = now_s
                 session.terminal.say("Ctrl-C again leaves, as do Ctrl-D and /exit.")
                 continue
-            _obey(chat, text)
+            # All that is done with a line is inside: rendering a prompt can take its time too.
+            with session.terminal.silent_keys(), stops_the_answer() as chat.interrupt:
+                _obey(chat, typed)
 
 
-def _obey(chat: Chat, text: str) -> None:
-    if not text.strip():
+def _obey(chat: Chat, typed: Typed) -> None:
+    if not typed.text.strip():
         return
-    if text.startswith("/"):
-        chat_commands.run(chat, text)
+    if typed.is_command:
+        chat_commands.run(chat, typed.text)
     else:
-        chat.ask(text)
+        chat.ask(typed.text)

@@ -16,14 +16,17 @@ DEFAULT_SCHEME = "int4"
 
 @dataclass(frozen=True)
 class Choice:
-    """The scheme weights are brought into (None: as they are stored) and what to say about it.
+    """What weights are brought into: a scheme, or None to keep them as they are stored.
 
-    ``name`` is what reports call it; ``requantized``: the source was quantized already.
+    ``name`` is what reports call the result (``none``, a scheme, or how the file is quantized);
+    ``note`` says what was decided and why. ``untouched``: nothing at all is changed, embedding
+    and head included. ``requantized``: the source was quantized already.
     """
 
     scheme: Scheme | None
     name: str
     note: str
+    untouched: bool = False
     requantized: bool = False
 
 
@@ -34,9 +37,12 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
     without ``requantize``.
     """
     stored = source.checkpoint.quantization
-    if wanted == "none" or (wanted == "auto" and stored is not None):
-        how = stored or "16 bit" if wanted == "auto" else stored or "unquantized"
-        return Choice(None, "none", f"weights as stored: {how}")
+    if wanted == "none":
+        how = stored or "not quantized"
+        return Choice(None, stored or "none", f"weights as stored: {how}", untouched=True)
+    if wanted == "auto" and stored is not None:
+        note = f"linear layers as stored ({stored}); 16-bit embedding and head become int8"
+        return Choice(None, stored, note)
     if wanted == "auto":
         name = recommended or DEFAULT_SCHEME
         why = "the catalog's recommendation" if recommended else "the default"
@@ -44,7 +50,7 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
     scheme = find(wanted)
     if stored is None:
         return Choice(scheme, wanted, f"scheme {wanted}")
-    if _has_already(scheme, source):
+    if has_already(scheme, source):
         return Choice(None, wanted, f"weights as stored, which is {wanted}: {stored}")
     if not requantize:
         raise UnavailableError(
@@ -56,15 +62,27 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
     return Choice(scheme, wanted, f"scheme {wanted}, made from {stored}", requantized=True)
 
 
+def has_already(scheme: Scheme, source: Source) -> bool:
+    """Whether the linear layers of a source are stored in a scheme's form.
+
+    A weight that no group divides is dense under the scheme, too.
+    """
+    covered = [weight for weight in source.weights().values() if weight[0] in QUANTIZED_ROLES]
+    return all(
+        kind == scheme.kind(shape) if fitting_group(scheme.group, shape[-1]) else is_dense(kind)
+        for _, shape, kind in covered
+    )
+
+
 def plan_weights(choice: Choice, source: Source, *, resident: bool) -> dict[str, Planned]:
     """What becomes of each parameter, by canonical name.
 
-    In memory the embedding and head of a quantized model are int8, also when its linears are
-    quantized in the file; ``-q none`` on an unquantized model leaves everything alone.
+    In memory the embedding and head of a quantized model are int8, also when its linear layers
+    are quantized in the file.
     """
     weights = weights_to_plan(choice, source)
     planned = plan(choice.scheme, weights, resident=resident)
-    if choice.scheme is None and source.is_quantized and resident:
+    if choice.scheme is None and source.is_quantized and resident and not choice.untouched:
         outer = {n: w for n, w in weights.items() if w[0] in (Role.EMBEDDING, Role.HEAD)}
         planned |= plan(find(RESIDENT_SCHEME), outer, resident=True)
     return planned
@@ -86,15 +104,6 @@ def change(choice: Choice, role: Role, planned: Planned, name: str, form: Form) 
     if choice.requantized and _is_opened(role, form.kind):
         form = opened(form)
     return apply(planned, name, form)
-
-
-def _has_already(scheme: Scheme, source: Source) -> bool:
-    # A weight that no group divides is dense under the scheme, too.
-    covered = [weight for weight in source.weights().values() if weight[0] in QUANTIZED_ROLES]
-    return all(
-        kind == scheme.kind(shape) if fitting_group(scheme.group, shape[-1]) else is_dense(kind)
-        for _, shape, kind in covered
-    )
 
 
 def _is_opened(role: Role, kind: str) -> bool:

@@ -18,6 +18,8 @@ from llmrun.text.template import (
 )
 from llmrun.text.tokenizer import Tokenizer
 
+FALLBACK_NOTE = "the model has no chat template; a plain User/Assistant form is used"
+
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
@@ -28,13 +30,16 @@ class Conversation:
     stop_ids: frozenset[int]
     stops: tuple[str, ...]
     sampling: SamplingOptions
-    notes: tuple[str, ...]
+    template_note: str | None
 
 
-def open_conversation(path: Path, source: Source, template_file: Path | None) -> Conversation:
+def open_conversation(
+    path: Path, source: Source, template_file: Path | None, *, starts: bool
+) -> Conversation:
     """Build tokenizer and template from a folder's files or a GGUF's metadata.
 
-    UsageError if ``template_file`` cannot be read; ModelFileError for damaged files.
+    ``starts``: start the template's process now. UsageError if ``template_file`` cannot be read;
+    ModelFileError for damaged files.
     """
     if source.checkpoint.layout == "gguf":
         tokenizer = Tokenizer.from_gguf(source.checkpoint.config)
@@ -44,18 +49,16 @@ def open_conversation(path: Path, source: Source, template_file: Path | None) ->
         tokenizer = Tokenizer.from_folder(path)
         generation = read_generation_config(path)
         found = find_template(path, read_tokenizer_config(path))
-    notes = []
     if template_file is not None:
         found = FoundTemplate(_read(template_file), str(template_file))
-    elif found.is_fallback:
-        notes.append("the model has no chat template; a plain User/Assistant form is used")
     template = ChatTemplate(
         found.source,
         _token(tokenizer, tokenizer.bos_id),
         _token(tokenizer, tokenizer.eos_id),
         given_by_user=template_file is not None,
     )
-    template.start()
+    if starts:
+        template.start()
     return Conversation(
         tokenizer=tokenizer,
         template=template,
@@ -66,7 +69,7 @@ def open_conversation(path: Path, source: Source, template_file: Path | None) ->
         ),
         stops=FALLBACK_STOPS if found.is_fallback else (),
         sampling=sampling_defaults(generation),
-        notes=tuple(notes),
+        template_note=FALLBACK_NOTE if found.is_fallback else None,
     )
 
 

@@ -4,12 +4,13 @@ Used by ``llmrun quantize`` and, for models that are not quantized yet, by loadi
 kept in the store). What is written is compressed-tensors, which other engines load as well.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun import __version__
-from llmrun.cli.choice import Choice, change, plan_weights
+from llmrun.cli.choice import Choice, change, plan_weights, weights_to_plan
 from llmrun.cli.source import Source, is_dense
 from llmrun.errors import UnavailableError
 from llmrun.formats.layout import Layout, plan_layout
@@ -19,7 +20,8 @@ from llmrun.kernels.forms import Form
 from llmrun.kernels.host import DType
 from llmrun.quant.audit import Coverage, CoverageBuilder
 from llmrun.quant.recipe import Planned
-from llmrun.quant.requantize import OPENED_KIND, opened
+from llmrun.quant.requantize import OPENED_KIND, opened, rounded
+from llmrun.quant.scheme import Scheme
 from llmrun.store.model import LocalModel
 from llmrun.text.tokenizer_files import tokenizer_files
 
@@ -91,6 +93,8 @@ class Conversion:
             planned, role = self.planned[name], parameters[name].role
             # What no scheme covers is dense in the published format: norms, embedding, head.
             covered = planned.scheme is not None
+            if covered:
+                form = rounded(form, self.layout.scale_dtype)
             result = change(self.choice, role, planned, name, form) if covered else opened(form)
             coverage.add(name, role, result, planned)
             return result
@@ -101,17 +105,17 @@ class Conversion:
 def prepare(
     source: Source, choice: Choice, local: LocalModel, sidecars: Mapping[str, bytes | Path]
 ) -> Conversion:
-    """Plan a conversion. UnavailableError for a scheme no other engine could load."""
+    """Plan a conversion into the scheme of ``choice``. UnavailableError as ``refusal`` says."""
     scheme = choice.scheme
-    if scheme is None or not scheme.publishable:
-        reason = scheme.reason_unpublishable if scheme else "no scheme was asked for"
+    assert scheme is not None
+    reason = refusal(scheme, source)
+    if reason is not None:
         raise UnavailableError(
-            f"scheme {choice.name} cannot be written as a checkpoint: {reason}",
-            "use int4 or int8 with `llmrun quantize`; "
-            f"`llmrun chat -q {choice.name}` makes it while loading",
+            f"the model cannot be written in {scheme.name}: {reason}",
+            f"use int4 or int8; `llmrun chat -q {scheme.name}` makes it while loading",
         )
     planned = plan_weights(choice, source, resident=False)
-    dtype = _model_dtype(source)
+    dtype = _model_dtype(choice, source, planned)
     tensors = []
     for name, (_, shape, kind) in source.weights().items():
         scheme_name = planned[name].scheme
@@ -141,8 +145,16 @@ def sidecars(path: Path, source: Source) -> dict[str, bytes | Path]:
     return {name: path / name for name in COPIED if (path / name).is_file()}
 
 
-def _model_dtype(source: Source) -> str:
-    # Scales have the model's dtype, which is that of its dense matrices.
-    kinds = {kind for _, shape, kind in source.weights().values() if len(shape) == 2}
-    dense = sorted(kind for kind in kinds if is_dense(kind))
-    return dense[0] if dense else OPENED_KIND
+def refusal(scheme: Scheme, source: Source) -> str | None:
+    """Why a model cannot be written in a scheme as files other engines load; None if it can."""
+    return source.binding.inexpressible or (
+        None if scheme.publishable else scheme.reason_unpublishable
+    )
+
+
+def _model_dtype(choice: Choice, source: Source, planned: Mapping[str, Planned]) -> str:
+    # All scales of a published checkpoint have one dtype, the model's: the dtype most covered
+    # weights have. Weights of another one are rounded to it before they are quantized.
+    weights = weights_to_plan(choice, source)
+    kinds = Counter(weights[name][2] for name in planned if planned[name].scheme is not None)
+    return kinds.most_common(1)[0][0] if kinds else OPENED_KIND

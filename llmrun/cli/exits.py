@@ -27,8 +27,11 @@ from llmrun.errors import (
 DEBUG_HINT = "Run again with --debug for the traceback."
 
 
-def guard(run: Callable[[], None], *, debug: bool) -> int:
-    """Run a command; return its exit code. Whatever went wrong has been said on stderr."""
+def guard(run: Callable[[], None], *, wants_traceback: Callable[[], bool]) -> int:
+    """Run a command; return its exit code. Whatever went wrong has been said on stderr.
+
+    ``wants_traceback`` is asked after an error only.
+    """
     try:
         run()
         sys.stdout.flush()
@@ -42,7 +45,7 @@ def guard(run: Callable[[], None], *, debug: bool) -> int:
         return ClosedPipeError.exit_code
     except Exception as err:
         error = named(err)
-        if debug:
+        if wants_traceback():
             traceback.print_exc()
             error.next_step = error.next_step.removeprefix(DEBUG_HINT)
         complain(error)

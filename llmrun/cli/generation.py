@@ -1,11 +1,12 @@
 """What a model's own files say about answering: end ids and sampling defaults."""
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmrun.engine.sampler import SamplingOptions
-from llmrun.errors import ModelFileError
+from llmrun.engine.sampler import SamplingOptions, resolve
+from llmrun.errors import ModelFileError, UsageError
+from llmrun.formats.bounded_json import read_object
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -13,17 +14,7 @@ GENERATION_CONFIG = "generation_config.json"
 def read_generation_config(folder: Path) -> Mapping[str, object]:
     """generation_config.json of a folder, empty if there is none. ModelFileError if damaged."""
     path = folder / GENERATION_CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(
-            f"{path} cannot be read: {error}", "fetch the model again with `llmrun pull`"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path} is not a JSON object", "fetch the model again")
-    return value
+    return read_object(path, "the model's generation settings") if path.is_file() else {}
 
 
 def end_ids(*sources: object) -> frozenset[int]:
@@ -39,19 +30,39 @@ def end_ids(*sources: object) -> frozenset[int]:
 
 
 def sampling_defaults(generation: Mapping[str, object]) -> SamplingOptions:
-    """Sampling as the publisher recommends it; greedy where nothing is recommended."""
+    """Sampling as the publisher recommends it; greedy where no sampling is asked for.
+
+    ModelFileError names a value that is out of its range.
+    """
+    penalty = _number(generation, "repetition_penalty", 1.0)
     if generation.get("do_sample") is not True:
-        return SamplingOptions(temperature=0.0)
+        options = SamplingOptions(temperature=0.0, repeat_penalty=penalty)
+    else:
+        options = SamplingOptions(
+            temperature=_number(generation, "temperature", 1.0),
+            top_k=int(_number(generation, "top_k", 0.0)),
+            top_p=_number(generation, "top_p", 1.0),
+            min_p=_number(generation, "min_p", 0.0),
+            repeat_penalty=penalty,
+        )
+    try:
+        resolve(options)
+    except UsageError as error:
+        raise ModelFileError(
+            f"the model's {GENERATION_CONFIG} recommends sampling that makes no sense: "
+            f"{error.what}",
+            "correct the file; options on the command line come after it",
+        ) from error
+    return options
 
-    def number(key: str, default: float) -> float:
-        value = generation.get(key)
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if fits else default  # type: ignore[arg-type]
 
-    return SamplingOptions(
-        temperature=number("temperature", 1.0),
-        top_k=int(number("top_k", 0)),
-        top_p=number("top_p", 1.0),
-        min_p=number("min_p", 0.0),
-        repeat_penalty=number("repetition_penalty", 1.0),
-    )
+def _number(generation: Mapping[str, object], key: str, default: float) -> float:
+    value = generation.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ModelFileError(
+            f"the model's {GENERATION_CONFIG} says {key} = {value!r}; expected a finite number",
+            "correct the file or fetch the model again",
+        )
+    return float(value)

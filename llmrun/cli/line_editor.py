@@ -8,6 +8,7 @@ KeyboardInterrupt for Ctrl-C there; Ctrl-C elsewhere drops what was typed.
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -21,6 +22,14 @@ from llmrun.text.decode_input import clean_text
 
 QUOTES = '"""'
 PROMPT = "\n> "  # an empty line between turns
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was sent. In triple quotes it is a message, whatever it starts with."""
+
+    text: str
+    is_command: bool
 
 
 class LineEditor:
@@ -42,13 +51,17 @@ class LineEditor:
             enable_history_search=True,
         )
 
-    def read(self) -> str:
-        """One message, without surrogates and without the triple quotes around it."""
+    def read(self) -> Typed:
+        """One message or command, without surrogates and without triple quotes around it."""
         self._terminal.lend()
-        text = clean_text(self._prompt.prompt()).text
-        if _is_quoted(text):
-            text = text.strip()[len(QUOTES) : -len(QUOTES)].strip("\n")
-        return text
+        return typed(clean_text(self._prompt.prompt()).text)
+
+
+def typed(text: str) -> Typed:
+    """Tell messages and commands apart; the quotes go."""
+    if _is_quoted(text):
+        return Typed(text.strip()[len(QUOTES) : -len(QUOTES)].strip("\n"), is_command=False)
+    return Typed(text, is_command=text.startswith("/"))
 
 
 def _keys() -> KeyBindings:

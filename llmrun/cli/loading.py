@@ -28,11 +28,14 @@ def load(
         requantize=options.requantize,
         allow_partial=options.allow_partial,
         template=prompting.template if prompting else None,
+        chat=prompting is not None and not prompting.raw,
     )
     with activity(session, f"loading {name} ..."):
         loaded = assemble.load(wanted, session.settings, for_session(session))
     for note in loaded.notes:
         session.say(f"note: {note}")
+    if loaded.template_note and not (prompting and prompting.raw):
+        session.say(f"note: {loaded.template_note}")
     if session.verbose:
         for decision in loaded.decisions:
             session.say(f"chosen: {decision}")
@@ -68,9 +71,10 @@ def check_scheme(name: str) -> None:
         scheme.find(name)
 
 
-def stop_strings(loaded: LoadedModel, flags: SamplingFlags) -> tuple[str, ...]:
-    """Those the model's template needs and those the user gave."""
-    return (*loaded.stops, *(clean_text(stop).text for stop in flags.stop))
+def stop_strings(loaded: LoadedModel, flags: SamplingFlags, *, raw: bool) -> tuple[str, ...]:
+    """Those the user gave and, unless ``raw`` leaves the template out, those it needs."""
+    own = () if raw else loaded.stops
+    return (*own, *(clean_text(stop).text for stop in flags.stop))
 
 
 def sampling_options(loaded: LoadedModel, flags: SamplingFlags) -> SamplingOptions:

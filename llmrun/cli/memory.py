@@ -11,16 +11,14 @@ from llmrun.errors import DoesNotFitError, UsageError
 KV_SHARE = 0.5
 """Part of the memory left beside the weights that an automatic context may reserve."""
 
-WORKSPACE_BYTES = 256 << 20
-"""Activations, scratch and the interpreter with torch."""
+WORKSPACE_BYTES = 512 << 20
+"""Activations, scratch, attention scores (bounded) and what torch takes for itself."""
 
-CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
+CGROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+"""Folder, limit and usage of control groups, version 2 and 1."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,11 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     values = dict(line.split(":", 1) for line in lines if ":" in line)
     if "MemAvailable" in values:
         limits.append(int(values["MemAvailable"].split()[0]) * 1024)
-    for limit_file, usage_file in CGROUP_FILES:
-        limit = _number(root / limit_file.lstrip("/"))
-        usage = _number(root / usage_file.lstrip("/"))
+    for folder, limit_file, usage_file in CGROUPS:
+        limit, usage = _number(root / folder / limit_file), _number(root / folder / usage_file)
         if limit is not None and usage is not None:
-            limits.append(max(0, limit - usage))
+            # Files that were read count as usage, but the system gives them up when asked.
+            limits.append(max(0, limit - usage + _file_cache(root / folder / "memory.stat")))
     return min(limits, default=None)
 
 
@@ -88,6 +86,15 @@ def fit_context(
         f"context {automatic} of {max_positions} tokens: more would take over half of the free "
         "memory (--ctx sets it)"
     )
+
+
+def _file_cache(path: Path) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    values = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(values.get("inactive_file", values.get("total_inactive_file", "0")))
 
 
 def _number(path: Path) -> int | None:

@@ -17,8 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from llmrun.errors import UnavailableError, UsageError
-
-KV_FORMS = ("auto", "f16", "f32")
+from llmrun.kernels.ops import KV_FORMS
 
 
 class Stats(StrEnum):
@@ -49,10 +48,10 @@ def context_size(value: object) -> int:
 
 def kv_form(value: str) -> str:
     """``--kv``: a form this version has."""
-    if value not in KV_FORMS:
+    if value not in ("auto", *KV_FORMS):
         raise UnavailableError(
             f"There is no KV cache form named {value!r} here.",
-            f"Type --kv with one of: {', '.join(KV_FORMS)}.",
+            f"Type --kv with one of: auto, {', '.join(KV_FORMS)}.",
         )
     return value
 
@@ -128,7 +127,10 @@ class ModelOptions:
     kv: Annotated[
         str,
         typer.Option(
-            "--kv", parser=kv_form, metavar="FORM", help="Form of the KV cache: auto, f16, f32."
+            "--kv",
+            parser=kv_form,
+            metavar="FORM",
+            help=f"Form of the KV cache: auto, {', '.join(KV_FORMS)}.",
         ),
     ] = "auto"
     threads: Annotated[

@@ -5,7 +5,7 @@ when it ends. Quiet: nothing.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from llmrun.cli.session import Session
@@ -91,26 +91,6 @@ class BarProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-@contextlib.contextmanager
-def tensor_progress(progress: Progress, label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A transfer told as ``(tensor, bytes done, bytes in all)``; it starts with the first."""
-    done_bytes: int | None = None
-
-    def on_tensor(name: str, reached: int, total: int) -> None:
-        nonlocal done_bytes
-        if done_bytes is None:
-            progress.start(label, total)
-            done_bytes = 0
-        progress.advance(reached - done_bytes)
-        done_bytes = reached
-
-    try:
-        yield on_tensor
-    finally:
-        if done_bytes is not None:
-            progress.finish()
 
 
 @contextlib.contextmanager

@@ -1,36 +1,57 @@
-"""The receipt of an answer: what made it, so that it can be made again; and ``--json``.
+"""The receipt of an answer: what made it out of a prompt, so that it can be made again; ``--json``.
 
 Keys are an interface. Paths below the user's home start with ``~``. ``fallbacks`` and ``dropped``
 are here to be read: nothing is replaced or dropped without the user having asked for it.
 """
 
 import platform
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import llmrun
 from llmrun.cli.answer import Answer, Request
 from llmrun.cli.assemble import LoadedModel
-from llmrun.measure.statistics import RequestStats, mean, percentile
+from llmrun.cli.options import PromptFlags
+from llmrun.measure.coldstart import Stage
+from llmrun.measure.statistics import mean, percentile
 
 LIBRARIES = ("torch", "tokenizers", "bitsandbytes", "jinja2", "huggingface-hub", "safetensors")
 
 Json = dict[str, object]
 
 
-def answer_json(loaded: LoadedModel, request: Request, answer: Answer) -> Json:
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An answer and what it was made of.
+
+    ``cold``: the stages from the start of the process to the first token; none if unknown.
+    """
+
+    loaded: LoadedModel
+    request: Request
+    answer: Answer
+    prompting: PromptFlags
+    cold: tuple[Stage, ...] = ()
+
+
+def answer_json(result: Result) -> Json:
     """The object ``run --json`` prints."""
+    return {"text": result.answer.text, **last_line(result), "receipt": receipt(result)}
+
+
+def last_line(result: Result) -> Json:
+    """The line ``run --json-stream`` ends with."""
     return {
-        "text": answer.text,
-        "finish_reason": answer.finish.value,
-        "usage": usage(loaded, answer.stats),
-        "timings": timings(loaded, answer.stats),
-        "receipt": receipt(loaded, request, answer),
+        "finish_reason": result.answer.finish.value,
+        "usage": usage(result),
+        "timings": timings(result),
     }
 
 
-def receipt(loaded: LoadedModel, request: Request, answer: Answer) -> Json:
-    """What made this answer."""
+def receipt(result: Result) -> Json:
+    """What made this answer; the prompt itself is the user's to keep."""
+    loaded, request, prompting = result.loaded, result.request, result.prompting
     local, sampling = loaded.local, request.sampling
     given = len(request.prompt.ids)
     return {
@@ -59,27 +80,37 @@ def receipt(loaded: LoadedModel, request: Request, answer: Answer) -> Json:
             "min_p": sampling.min_p,
             "repeat_penalty": sampling.repeat_penalty,
         },
-        "finish_reason": answer.finish.value,
-        "timings": timings(loaded, answer.stats),
+        "max_tokens": request.max_tokens,
+        "stop": list(request.stops),
+        "ignore_eos": request.ignore_eos,
+        "raw": prompting.raw,
+        "template": _template(loaded, prompting),
+        "system": prompting.system,
+        "prefill": request.opening,
+        "finish_reason": result.answer.finish.value,
+        "timings": timings(result),
         "versions": versions(),
     }
 
 
-def usage(loaded: LoadedModel, stats: RequestStats | None) -> Json:
-    """Tokens, counted by id."""
+def usage(result: Result) -> Json:
+    """Tokens, counted by id; those of the prompt as given, whether they were computed or not."""
+    stats = result.answer.stats
     return {
-        "prompt_tokens": stats.prompt_tokens if stats else 0,
+        "prompt_tokens": len(result.request.prompt.ids),
         "cached_tokens": stats.cached_tokens if stats else 0,
         "generated_tokens": stats.generated_tokens if stats else 0,
-        "context": loaded.context,
+        "context": result.loaded.context,
     }
 
 
-def timings(loaded: LoadedModel, stats: RequestStats | None) -> Json:
+def timings(result: Result) -> Json:
     """Milliseconds and speeds; null where too few values were measured."""
-    load: Json = {"load_ms": loaded.times.total_ms, "load_parts_ms": dict(loaded.times.parts_ms)}
+    times, stats = result.loaded.times, result.answer.stats
+    load: Json = {"load_ms": times.total_ms, "load_parts_ms": dict(times.parts_ms)}
     if stats is None:
         return load
+    cold_ns = sum(stage.duration_ns for stage in result.cold)
     itl = [gap / 1e6 for gap in stats.itl_ns]
     parts = stats.parts
     return {
@@ -92,6 +123,8 @@ def timings(loaded: LoadedModel, stats: RequestStats | None) -> Json:
             "prefill": parts.prefill_ns / 1e6,
             "sample": parts.sample_ns / 1e6,
         },
+        "cold_ttft_ms": cold_ns / 1e6 if result.cold else None,
+        "cold_parts_ms": {stage.name: stage.duration_ns / 1e6 for stage in result.cold} or None,
         "itl_ms": {
             "mean": mean(itl),
             "p50": percentile(itl, 50),
@@ -114,6 +147,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _template(loaded: LoadedModel, prompting: PromptFlags) -> str | None:
+    """The file of ``--template``, ``model`` for the model's own, ``fallback``; None: ``--raw``."""
+    if prompting.raw:
+        return None
+    if prompting.template is not None:
+        return shortened(str(prompting.template.absolute()))
+    return "fallback" if loaded.template_note else "model"
 
 
 def shortened(path: str) -> str:

@@ -58,6 +58,11 @@ class Settings:
     columns: int | None
     environment: Mapping[str, str] = field(repr=False)
 
+    @property
+    def debug(self) -> bool:
+        """Whether the config file wants tracebacks of errors."""
+        return str(self.config.get("debug")).lower() in _TRUE
+
     def fetch_settings(self) -> FetchSettings:
         """The part that concerns downloads."""
         return FetchSettings(

@@ -1,9 +1,9 @@
 """The ways an answer is shown: plain bytes, JSON lines, nothing yet, or live on a terminal."""
 
-import json
 import time
 from collections.abc import Callable
 
+from llmrun.cli.json_text import json_text
 from llmrun.cli.options import Sanitize
 from llmrun.cli.prompting import Prompt
 from llmrun.cli.screen import Screen, fit
@@ -21,12 +21,16 @@ MIN_COLUMNS = 20
 """Narrower terminals get no status line."""
 
 
+def sanitizes(sanitize: Sanitize, terminal: Terminal) -> bool:
+    """Whether what goes to stdout must not be able to drive a terminal."""
+    if sanitize is Sanitize.AUTO:
+        return terminal.stdout_is_terminal
+    return sanitize is Sanitize.ALWAYS
+
+
 def text_filter(sanitize: Sanitize, terminal: Terminal) -> Callable[[str], str]:
-    """What text goes through before stdout: a filter on a terminal, else nothing."""
-    wanted = sanitize is Sanitize.ALWAYS or (
-        sanitize is Sanitize.AUTO and terminal.stdout_is_terminal
-    )
-    return TerminalFilter().push if wanted else _unchanged
+    """What text goes through before stdout."""
+    return TerminalFilter().push if sanitizes(sanitize, terminal) else _unchanged
 
 
 class PlainSink:
@@ -84,13 +88,17 @@ class SilentSink:
 
 
 class JsonLinesSink:
-    """One JSON object a line for each token event; times in milliseconds since submission."""
+    """One JSON object a line for each token event; times in milliseconds since submission.
+
+    Why it ended and the measures follow in a last line, from whoever has the whole answer.
+    """
 
     on_prefill: Progress | None = None
 
-    def __init__(self, terminal: Terminal, prompt: Prompt) -> None:
+    def __init__(self, terminal: Terminal, prompt: Prompt, *, for_terminal: bool) -> None:
         self._terminal = terminal
         self._t_submit_ns = prompt.t_submit_ns
+        self._for_terminal = for_terminal
 
     def token(self, event: TokenEvent, text: str) -> None:
         """Write one line."""
@@ -103,7 +111,6 @@ class JsonLinesSink:
                 "phase": event.phase.value,
                 "logprob": event.logprob,
                 "position": event.position,
-                "finish_reason": event.finish.value if event.finish else None,
             }
         )
 
@@ -116,18 +123,16 @@ class JsonLinesSink:
         """Nothing more."""
 
     def _write(self, line: dict[str, object]) -> None:
-        self._terminal.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._terminal.write(json_text(line, for_terminal=self._for_terminal))
 
 
 class LiveSink:
     """Text with a status line below it, for a person at a terminal."""
 
-    def __init__(
-        self, terminal: Terminal, clean: Callable[[str], str], prompt: Prompt, context: int
-    ) -> None:
+    def __init__(self, terminal: Terminal, clean: Callable[[str], str], meter: Meter) -> None:
         self._terminal = terminal
         self._clean = clean
-        self._meter = Meter(prompt.t_submit_ns, context)
+        self._meter = meter
         self._screen = Screen(terminal.write, terminal.columns)
         self._prefill = PrefillLine(terminal, self._screen)
         self._drawn_ns = 0

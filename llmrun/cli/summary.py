@@ -1,7 +1,10 @@
 """What is said about one answer: the live line, the line after it, the full account."""
 
+from collections.abc import Sequence
+
 from llmrun.cli.units import ms, rate
 from llmrun.engine.events import Finish
+from llmrun.measure.coldstart import Stage
 from llmrun.measure.live import Reading
 from llmrun.measure.statistics import RequestStats, percentile
 
@@ -20,6 +23,8 @@ def live_line(reading: Reading) -> str:
         rate(reading.tokens_per_s),
         f"context {reading.context_tokens:,}/{reading.context_limit:,}",
     ]
+    if reading.mbu is not None:
+        parts.append(f"MBU {reading.mbu:.0%}")
     return " · ".join(parts)
 
 
@@ -49,8 +54,11 @@ def answer_line(stats: RequestStats, finish: Finish) -> str:
     return " · ".join(parts)
 
 
-def full_account(stats: RequestStats, finish: Finish) -> str:
-    """Every measure, one a line, with the parts of the time to first token."""
+def full_account(stats: RequestStats, finish: Finish, cold: Sequence[Stage] = ()) -> str:
+    """Every measure, one a line, with the parts of the time to first token.
+
+    ``cold``: the stages from the start of the process to the first token, if they are known.
+    """
     itl = [gap / 1e6 for gap in stats.itl_ns]
     parts = stats.parts
     split = (
@@ -72,7 +80,15 @@ def full_account(stats: RequestStats, finish: Finish) -> str:
         ("prompt", f"{_count(stats.prompt_tokens)}, {stats.cached_tokens:,} from the cache"),
         ("answer", f"{_count(stats.generated_tokens)}, {_ENDED.get(finish, 'ended by itself')}"),
     ]
+    if cold:
+        rows.insert(1, ("cold", _waterfall(cold)))
     return "\n".join(f"{name:<8} {value}" for name, value in rows)
+
+
+def _waterfall(stages: Sequence[Stage]) -> str:
+    total_ns = sum(stage.duration_ns for stage in stages)
+    parts = ", ".join(f"{stage.name} {ms(stage.duration_ns / 1e6)}" for stage in stages)
+    return f"TTFT {ms(total_ns / 1e6)} from the start of the process  ({parts})"
 
 
 def _count(tokens: int) -> str:

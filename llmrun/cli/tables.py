@@ -1,14 +1,16 @@
 """Tables on stdout: aligned text that pipes well, or JSON. No library: names are foreign text."""
 
-import json
 from collections.abc import Sequence
 
 from llmrun.cli.session import Session
 
 
 def show_json(session: Session, document: object) -> None:
-    """One JSON document on stdout, whatever the terminal."""
-    session.terminal.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    """One JSON document on stdout; on a terminal nothing in it can drive the terminal."""
+    from llmrun.cli.json_text import json_text
+
+    terminal = session.terminal
+    terminal.write(json_text(document, for_terminal=terminal.stdout_is_terminal, indent=2))
 
 
 def show_table(session: Session, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

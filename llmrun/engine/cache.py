@@ -8,11 +8,8 @@ length is overwritten by the next step. Asking for more than the capacity fails 
 from collections.abc import Sequence
 
 from llmrun.errors import ContextError, UnavailableError
-from llmrun.kernels.ops import Backend
+from llmrun.kernels.ops import KV_FORMS, Backend
 from llmrun.model.spec import DecoderSpec
-
-ELEMENT_BYTES = {"f16": 2, "f32": 4}
-"""Bytes of one element of K or V, by storage form."""
 
 
 class KvCache:
@@ -25,10 +22,10 @@ class KvCache:
     def __init__(
         self, backend: Backend, spec: DecoderSpec, n_slots: int, capacity: int, form: str = "f16"
     ) -> None:
-        if form not in ELEMENT_BYTES:
+        if form not in KV_FORMS:
             raise UnavailableError(
                 f"There is no KV cache form named {form!r}.",
-                f"Use one of: {', '.join(ELEMENT_BYTES)}.",
+                f"Use one of: {', '.join(KV_FORMS)}.",
             )
         self.backend = backend
         self.spec = spec
@@ -53,7 +50,7 @@ class KvCache:
     @property
     def _layer_bytes_per_token(self) -> int:
         heads = self.spec.heads
-        return 2 * heads.n_kv_heads * heads.head_dim * ELEMENT_BYTES[self.form]
+        return 2 * heads.n_kv_heads * heads.head_dim * KV_FORMS[self.form]
 
     def read_bytes(self, length: int) -> int:
         """Bytes of K and V one step of a sequence reads that holds ``length`` tokens with it.

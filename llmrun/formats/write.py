@@ -202,6 +202,8 @@ def _write_tensor(
     checksums: dict[str, int],
 ) -> int:
     contents: dict[str, memoryview] = {}
+    if isinstance(form, GroupInt):
+        _check_scales(form, parts)
     if isinstance(form, Dense):
         contents[parts[0].key] = form.w.data
     elif isinstance(form, GroupInt):
@@ -216,6 +218,15 @@ def _write_tensor(
         file.write(data)
         checksums[part.key] = zlib.crc32(data)
     return sum(part.nbytes for part in parts)
+
+
+def _check_scales(form: GroupInt, parts: tuple[Part, ...]) -> None:
+    # Sizes agree between bf16 and f16, so only this tells one from the other.
+    for part in parts:
+        if part.key.endswith("_scale") and part.dtype != form.scales.dtype.name:
+            raise InternalError(
+                f"{part.key} was planned as {part.dtype}, its scales are {form.scales.dtype.name}."
+            )
 
 
 def _verify(out: Path, layout: Layout, checksums: Mapping[str, int]) -> None:

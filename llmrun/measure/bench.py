@@ -1,13 +1,13 @@
 """Measure one model on one shape of request: repeats after a warm-up, everything recorded.
 
-The prompt is synthetic and given as ids, stop ids are ignored, choice is greedy: every repeat does
+The prompt is synthetic and given as ids, there are no stop ids, choice is greedy: every repeat does
 the same work. The engine is consumed by a list, so waits are next to nothing; if they are not, or
 a number rests on too few values, the record says so.
 """
 
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from llmrun.engine.cache import KvCache
@@ -57,7 +57,7 @@ class Subject:
 
 def bench(
     model: Model,
-    make_cache: Callable[[int], KvCache],
+    cache: KvCache,
     subject: Subject,
     shape: Shape,
     ceilings: Ceilings,
@@ -68,11 +68,10 @@ def bench(
 ) -> BenchRecord:
     """Measure; return the record.
 
-    ``make_cache`` gets the capacity in tokens and makes a cache of at least one slot. The prompt
-    follows from ``seed`` alone. UsageError for a shape that asks for nothing.
+    Slot 0 of ``cache`` is emptied and used. The prompt follows from ``seed`` alone. UsageError for
+    a shape that asks for nothing, or for more tokens than the cache holds.
     """
-    _check(shape)
-    cache = make_cache(shape.total_tokens)
+    _check(shape, cache)
     ids = synthetic_ids(subject, shape.depth_tokens + shape.prompt_tokens, seed)
     _measure_once(model, cache, subject, shape, ids, clock)
     requests = [
@@ -90,7 +89,7 @@ def synthetic_ids(subject: Subject, n_tokens: int, seed: int) -> list[int]:
     return random.Random(seed).choices(ordinary, k=n_tokens)
 
 
-def _check(shape: Shape) -> None:
+def _check(shape: Shape, cache: KvCache) -> None:
     for name, value, least in (
         ("prompt tokens", shape.prompt_tokens, 1),
         ("output tokens", shape.output_tokens, 1),
@@ -99,6 +98,11 @@ def _check(shape: Shape) -> None:
     ):
         if value < least:
             raise UsageError(f"{name.capitalize()}: {value} is too few.", f"Give {least} or more.")
+    if shape.total_tokens > cache.capacity:
+        raise UsageError(
+            f"A request of {shape.total_tokens} tokens does not fit a cache of {cache.capacity}.",
+            "Ask for fewer tokens.",
+        )
 
 
 def _measure_once(
@@ -124,7 +128,6 @@ def _measure_once(
             stop_ids=(),
             max_tokens=shape.output_tokens,
             clock=clock,
-            ignore_stop=True,
         )
     )
     return summarize(events, t_submit_ns=t_submit_ns)

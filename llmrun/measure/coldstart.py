@@ -28,7 +28,7 @@ class Stage:
 def process_start_ns() -> int | None:
     """When this process started, on the clock of ``time.monotonic_ns``; to 10 ms or so.
 
-    None on systems other than Linux: count from the first line of the program there.
+    None on systems other than Linux: there is no cold TTFT there.
     """
     if sys.platform != "linux":
         return None

@@ -4,16 +4,19 @@ The result says which tensor fills which parameter. It exists only if every tens
 every parameter filled with the right shape; otherwise a ModelFileError names the tensors.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from llmrun.errors import ModelFileError
 from llmrun.kernels.forms import Dense, Form, rows
+from llmrun.kernels.host import DType
 from llmrun.kernels.ops import Rope
 from llmrun.model.architecture import Config, find, find_gguf
 from llmrun.model.gguf import ROPE_FACTORS, canonical_name, half_split_rows
 from llmrun.model.parameters import HEAD, Parameter, expected
+from llmrun.model.rope import DEFAULT_THETA, llama3_parameters
 from llmrun.model.spec import DecoderSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -27,8 +30,8 @@ class Binding:
 
     ``names``: checkpoint name to canonical name, in the checkpoint's order. ``parameters``: by
     canonical name. ``row_orders``: canonical names whose rows are gathered in another order.
-    ``config``: the Hugging Face config of the same model. ``unused``: tensors left out on
-    purpose, with the reason.
+    ``config``: the Hugging Face config of the same model, unless ``inexpressible`` says why none
+    describes it. ``unused``: tensors left out on purpose, with the reason.
     """
 
     spec: DecoderSpec
@@ -37,6 +40,7 @@ class Binding:
     parameters: Mapping[str, Parameter]
     row_orders: Mapping[str, list[int]]
     unused: Mapping[str, str]
+    inexpressible: str | None = None
 
     def tensors(self, read: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
         """Read the parameters one at a time, under their canonical names."""
@@ -66,8 +70,18 @@ def bind_gguf(metadata: Config, shapes: Shapes, read: Callable[[str], Form]) -> 
     if biased and arch.model_type == "llama":
         config["attention_bias"] = True
     spec = arch.spec(config)
+    inexpressible = None
     if ROPE_FACTORS in shapes:
-        spec = _divided(spec, read(ROPE_FACTORS))
+        scaled = _scaled(spec.layers[0].rope, read(ROPE_FACTORS))
+        theta = config.pop("rope_theta", DEFAULT_THETA)
+        parameters = llama3_parameters(float(str(theta)), scaled)
+        if parameters is None:
+            inexpressible = f"its {ROPE_FACTORS} tensor is of no published kind"
+            layers = tuple(replace(layer, rope=Rope(scaled)) for layer in spec.layers)
+            spec = replace(spec, layers=layers)
+        else:
+            config["rope_parameters"] = parameters
+            spec = arch.spec(config)
     orders = {}
     if gguf.interleaved:
         for part, n_heads in (("q", spec.heads.n_heads), ("k", spec.heads.n_kv_heads)):
@@ -75,7 +89,8 @@ def bind_gguf(metadata: Config, shapes: Shapes, read: Callable[[str], Form]) -> 
             for layer in range(len(spec.layers)):
                 for kind in ("weight", "bias"):
                     orders[f"model.layers.{layer}.self_attn.{part}_proj.{kind}"] = order
-    return _matched(spec, config, names, shapes, orders, {})
+    matched = _matched(spec, config, names, shapes, orders, {})
+    return replace(matched, inexpressible=inexpressible)
 
 
 def _matched(
@@ -112,19 +127,17 @@ def _matched(
     return Binding(spec, config, names, parameters, row_orders, unused)
 
 
-def _divided(spec: DecoderSpec, factors: Form) -> DecoderSpec:
-    rope = spec.layers[0].rope
-    assert isinstance(factors, Dense)
-    assert rope is not None
+def _scaled(rope: Rope | None, factors: Form) -> tuple[float, ...]:
+    if rope is None or not isinstance(factors, Dense) or factors.w.dtype is not DType.F32:
+        raise _bad_factors(f"it is {factors.kind} {factors.shape}, expected f32")
     values = factors.w.data.cast("B").cast("f").tolist()
-    if factors.w.dtype.name != "F32" or len(values) != len(rope.inv_freq) or min(values) <= 0:
-        raise ModelFileError(
-            f"{ROPE_FACTORS} is {factors.w.dtype.name} {factors.w.shape}; expected "
-            f"{len(rope.inv_freq)} positive F32 values",
-            "the file is damaged; download it again",
-        )
-    scaled = Rope(tuple(f / d for f, d in zip(rope.inv_freq, values, strict=True)))
-    return replace(spec, layers=tuple(replace(layer, rope=scaled) for layer in spec.layers))
+    if len(values) != len(rope.inv_freq) or not all(0 < v < math.inf for v in values):
+        raise _bad_factors(f"expected {len(rope.inv_freq)} positive numbers")
+    return tuple(f / d for f, d in zip(rope.inv_freq, values, strict=True))
+
+
+def _bad_factors(why: str) -> ModelFileError:
+    return ModelFileError(f"the tensor {ROPE_FACTORS} is damaged: {why}", "download it again")
 
 
 def _some(items: list[str]) -> str:

@@ -68,10 +68,11 @@ LIMITS = {
 
 
 class ConfigReader:
-    """Typed access to one config mapping. null counts as absent."""
+    """Typed access to one config mapping. null counts as absent, unless a method says otherwise."""
 
     def __init__(self, config: Mapping[str, object], prefix: str = "") -> None:
         self._config = {key: value for key, value in config.items() if value is not None}
+        self._null = config.keys() - self._config.keys()
         self._asked: set[str] = set()
         self._prefix = prefix
 
@@ -83,10 +84,15 @@ class ConfigReader:
             raise self._bad(key, value, f"a whole number from 1 to {limit}")
         return value
 
-    def optional_integer(self, key: str) -> int | None:
-        """A size from 1 to its limit, or None if absent."""
+    def optional_integer(self, key: str, default: int | None = None) -> int | None:
+        """A size from 1 to its limit; None if null, ``default`` if the key is not there.
+
+        Saved configs leave out what equals the library's default, so the two differ.
+        """
         self._asked.add(key)
-        return self.integer(key) if key in self._config else None
+        if key in self._config:
+            return self.integer(key)
+        return None if key in self._null else default
 
     def count(self, key: str, default: int) -> int:
         """A whole number that may be 0."""

@@ -149,7 +149,8 @@ def build(
         if len(form.shape) == 2:
             weights[name] = backend.weight(form)
         else:
-            assert isinstance(form, Dense)
+            if not isinstance(form, Dense):
+                raise ModelFileError(f"tensor {name} is stored as {form.kind}", "expected numbers")
             vectors[name] = backend.vector(form.w)
     missing = sorted(wanted.keys() - weights.keys() - vectors.keys())
     if missing:

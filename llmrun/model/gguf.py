@@ -3,7 +3,7 @@
 Keys and names as in the GGUF specification of the ggml project.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from llmrun.errors import ModelFileError
 
@@ -51,52 +51,80 @@ def half_split_rows(n_heads: int, head_dim: int) -> list[int]:
     ]
 
 
+_CONFIG_KEYS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+_CHECKED_KEYS = {
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "expert_count",
+    "expert_used_count",
+}
+_HARMLESS_KEYS = {"rope.scaling.original_context_length", "rope.scaling.finetuned"}
+"""Without a scaling type, which is refused, these two say nothing."""
+
+
 def common_config(metadata: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """The part of a Hugging Face config that all dense decoders share.
+    """The Hugging Face config of a dense decoder.
 
-    Rotary scaling other than the factors tensor must be absent or linear by 1.
+    ModelFileError for a key of the architecture that nobody reads (it may change the
+    mathematics), and for scaling, partial rotation or experts, which are not supported.
     """
-    name = str(metadata["general.architecture"])
+    prefix = f"{metadata['general.architecture']}."
+    values = {key.removeprefix(prefix): key for key in metadata if key.startswith(prefix)}
+    known = _CONFIG_KEYS.keys() | _CHECKED_KEYS | _HARMLESS_KEYS
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        names = ", ".join(f"{prefix}{key} = {metadata[values[key]]!r}" for key in unknown)
+        raise ModelFileError(
+            f"the file has keys llmrun does not know: {names}",
+            "they may change the computation, so the model is not loaded; "
+            "a newer llmrun may know them",
+        )
+    config: dict[str, object] = {"model_type": model_type}
+    for key, name in _CONFIG_KEYS.items():
+        if key in values:
+            config[name] = metadata[values[key]]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if "vocab_size" not in config and isinstance(tokens, Sequence):
+        config["vocab_size"] = len(tokens)
+    for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos")):
+        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None:
+            config[name] = token_id
+    _check({key: metadata[values[key]] for key in values.keys() & _CHECKED_KEYS}, config)
+    return config
 
-    def value(key: str) -> object:
-        return metadata.get(f"{name}.{key}")
 
-    config: dict[str, object] = {
-        "model_type": model_type,
-        "vocab_size": value("vocab_size") or _length(metadata.get("tokenizer.ggml.tokens")),
-        "hidden_size": value("embedding_length"),
-        "intermediate_size": value("feed_forward_length"),
-        "num_hidden_layers": value("block_count"),
-        "num_attention_heads": value("attention.head_count"),
-        "num_key_value_heads": value("attention.head_count_kv"),
-        "head_dim": value("attention.key_length"),
-        "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
-        "rope_theta": value("rope.freq_base"),
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+def _check(checked: Mapping[str, object], config: Mapping[str, object]) -> None:
+    hidden, n_heads = config.get("hidden_size"), config.get("num_attention_heads")
+    head_dim = config.get("head_dim")
+    if head_dim is None and isinstance(hidden, int) and isinstance(n_heads, int) and n_heads > 0:
+        head_dim = hidden // n_heads
+    supported = {
+        "attention.value_length": (head_dim,),
+        "rope.dimension_count": (head_dim,),
+        "rope.scaling.type": ("none",),
+        "rope.scaling.factor": (1.0,),
+        "expert_count": (0,),
+        "expert_used_count": (0,),
     }
-    scaling, factor = value("rope.scaling.type"), value("rope.scaling.factor")
-    if scaling not in (None, "none") and factor != 1.0:
-        raise ModelFileError(
-            f"the file scales its rotary embedding by {scaling!r} (factor {factor})",
-            "this llmrun supports GGUF files without scaling or with a rope_freqs tensor",
-        )
-    _check_rope_dims(value("rope.dimension_count"), config)
-    return {key: item for key, item in config.items() if item is not None}
-
-
-def _length(tokens: object) -> object:
-    return len(tokens) if hasattr(tokens, "__len__") else None
-
-
-def _check_rope_dims(rotated: object, config: dict[str, object]) -> None:
-    hidden, n_heads = config["hidden_size"], config["num_attention_heads"]
-    full = config["head_dim"]
-    if full is None and isinstance(hidden, int) and isinstance(n_heads, int) and n_heads:
-        full = hidden // n_heads
-    if rotated is not None and rotated != full:
-        raise ModelFileError(
-            f"the file rotates {rotated} of {full} dimensions of each head",
-            "partial rotary embeddings are not supported for this architecture",
-        )
+    for key, value in checked.items():
+        if value not in supported[key] and not (
+            key == "rope.scaling.type" and checked.get("rope.scaling.factor") == 1.0
+        ):
+            raise ModelFileError(
+                f"the file says {key} = {value!r}; llmrun supports {supported[key][0]!r}",
+                "use another file of this model, or its safetensors version",
+            )

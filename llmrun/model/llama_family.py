@@ -25,6 +25,9 @@ def read_spec(
     reader: ConfigReader,
     architecture: str,
     *,
+    kv_heads: int | None = None,
+    positions: int = 2048,
+    head_dim: int | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -34,11 +37,13 @@ def read_spec(
     """Read sizes, norm, rope and head of a pre-norm decoder with a gated MLP.
 
     ``windows`` gives each layer's sliding window (None: full attention everywhere).
+    ``kv_heads``, ``head_dim`` and ``positions`` are what transformers takes when the keys are not
+    there (None: as many as query heads; hidden / heads).
     """
     hidden = reader.integer("hidden_size")
     n_heads = reader.integer("num_attention_heads")
-    n_kv_heads = reader.integer("num_key_value_heads", n_heads)
-    head_dim = reader.integer("head_dim", max(1, hidden // n_heads))
+    n_kv_heads = reader.optional_integer("num_key_value_heads", kv_heads) or n_heads
+    head_dim = reader.optional_integer("head_dim", head_dim) or max(1, hidden // n_heads)
     if n_heads % n_kv_heads or head_dim % 2:
         raise ModelFileError(
             f"the model's config has {n_heads} query heads for {n_kv_heads} key/value heads "
@@ -59,7 +64,7 @@ def read_spec(
         norm_eps=reader.number("rms_norm_eps", 1e-6),
         activation="silu",
         attention_scale=head_dim**-0.5,
-        max_positions=reader.integer("max_position_embeddings", 2048),
+        max_positions=reader.integer("max_position_embeddings", positions),
         tied=reader.flag("tie_word_embeddings", False),
         qkv_bias=qkv_bias,
         output_bias=output_bias,

@@ -20,13 +20,42 @@ def read_rope(config: ConfigReader, rotated_dims: int) -> Rope:
     ``rope_theta`` with ``rope_scaling``, or ``rope_parameters`` that holds both.
     """
     theta = config.number("rope_theta", DEFAULT_THETA)
-    scaling = config.section("rope_scaling")
-    section = config.section("rope_parameters") or scaling
-    if section is None:
-        return Rope(_base(theta, rotated_dims))
-    theta = section.number("rope_theta", theta)
+    read = [
+        _read_section(section, theta, rotated_dims)
+        for section in (config.section("rope_scaling"), config.section("rope_parameters"))
+        if section is not None
+    ]
+    if len(set(read)) > 1:
+        raise ModelFileError(
+            "the model's config has both rope_scaling and rope_parameters, and they differ",
+            "check that config.json is the publisher's own",
+        )
+    return Rope(read[0] if read else _base(theta, rotated_dims))
+
+
+def llama3_parameters(theta: float, scaled: tuple[float, ...]) -> dict[str, object] | None:
+    """The published ``llama3`` parameters that scale the base frequencies to these, or None.
+
+    Files that carry the scaled frequencies themselves leave the parameters out; all published
+    models of this kind differ in the factor only.
+    """
+    base = _base(theta, 2 * len(scaled))
+    parameters: dict[str, object] = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": float(round(base[-1] / scaled[-1])),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    tried = _read_section(ConfigReader(parameters), theta, 2 * len(scaled))
+    close = all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(tried, scaled, strict=True))
+    return parameters if close else None
+
+
+def _read_section(section: ConfigReader, theta: float, dims: int) -> tuple[float, ...]:
+    frequencies = _base(section.number("rope_theta", theta), dims)
     kind = section.string("rope_type", section.string("type", "default"))
-    frequencies = _base(theta, rotated_dims)
     if kind == "llama3":
         frequencies = _llama3(frequencies, section)
     elif kind != "default":
@@ -35,7 +64,7 @@ def read_rope(config: ConfigReader, rotated_dims: int) -> Rope:
             "this llmrun supports the types default and llama3",
         )
     section.finish()
-    return Rope(frequencies)
+    return frequencies
 
 
 def _base(theta: float, dims: int) -> tuple[float, ...]:

@@ -10,8 +10,8 @@ def read_qwen_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     ``layer_types``, which newer configs also carry, must agree.
     """
     n_layers = reader.integer("num_hidden_layers")
-    window = reader.optional_integer("sliding_window")
-    first = reader.count("max_window_layers", n_layers)
+    window = reader.optional_integer("sliding_window", 4096)
+    first = reader.count("max_window_layers", 28)
     if not reader.flag("use_sliding_window", False) or window is None:
         windows: tuple[int | None, ...] = (None,) * n_layers
     else:

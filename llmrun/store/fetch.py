@@ -11,7 +11,6 @@ from pathlib import Path
 from llmrun.errors import DownloadError, ModelFileError, ModelNotFoundError
 from llmrun.store import layout
 from llmrun.store import manifest as manifests
-from llmrun.store.claim import Claim
 from llmrun.store.derived import bytes_below
 from llmrun.store.disk import is_full
 from llmrun.store.manifest import Manifest
@@ -22,6 +21,7 @@ from llmrun.store.reference import Reference
 from llmrun.store.settings import FetchSettings as FetchSettings
 from llmrun.store.source import Listing, Source, source_for
 from llmrun.store.store import Store
+from llmrun.store.waiting import Waiting
 from llmrun.store.workspace import work
 
 MARGIN = 0.05  # of the needed space, for what file systems add and others write meanwhile
@@ -60,7 +60,7 @@ def _pull(task: _Task) -> LocalModel:
     reference, store = task.reference, task.store
     listing = task.source.resolve(reference, task.settings)
     target = layout.model_folder(store.root, reference) / listing.revision
-    waiting = _Waiting(task.progress, listing.size)
+    waiting = Waiting(task.progress, listing.size)
     try:
         store.disk.make_folders(store.root)
         with work(
@@ -144,6 +144,11 @@ def _unavailable(
     reference: Reference, model: LocalModel | None
 ) -> ModelNotFoundError | ModelFileError:
     again = f"Without --offline, `llmrun pull {reference.name}` "
+    if model and model.problem is None:
+        return ModelNotFoundError(
+            f"{reference.name} is here, but --update needs the network, and llmrun is offline.",
+            again + "--update asks for its newest version.",
+        )
     if model:
         return ModelFileError(
             f"{reference.name} is damaged: {model.problem} (in {model.path}).",
@@ -152,28 +157,3 @@ def _unavailable(
     return ModelNotFoundError(
         f"{reference.name} is not on this machine, and llmrun is offline.", again + "brings it."
     )
-
-
-class _Waiting:
-    """Shows how far the process is that pulls the same model."""
-
-    def __init__(self, progress: Progress, total_bytes: int) -> None:
-        self._progress = progress
-        self._total_bytes = total_bytes
-        self._seen_bytes = 0
-        self._shown = False
-
-    def look(self, claim: Claim) -> None:
-        """Report the bytes the owner of ``claim`` gained since the last look."""
-        if not self._shown:
-            self._progress.start(f"waiting for {claim.owner}", self._total_bytes)
-            self._shown = True
-        bytes_now = bytes_below(claim.path) if claim.path.exists() else self._seen_bytes
-        self._progress.advance(bytes_now - self._seen_bytes)
-        self._seen_bytes = bytes_now
-
-    def end(self) -> None:
-        """Finish what was shown."""
-        if self._shown:
-            self._progress.finish()
-        self._shown = False

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmrun.errors import ModelFileError, ModelNotFoundError
+from llmrun.errors import ModelFileError, ModelNotFoundError, UsageError
 from llmrun.store.disk import Disk
 from llmrun.store.model import FileRecord, LocalModel
 from llmrun.store.progress import Progress
@@ -40,7 +40,12 @@ class LocalSource:
         )
 
     def resolve(self, reference: Reference, settings: FetchSettings) -> Listing:
-        """Nothing to list: what is not there cannot be fetched."""
+        """Nothing to list: what is there is used in place, what is not cannot be fetched."""
+        if reference.path is not None and reference.path.exists():
+            raise UsageError(
+                f"{reference.path} is used in place: there is nothing to update it from.",
+                "Leave out --update.",
+            )
         raise ModelNotFoundError(
             f"{reference.path} does not exist any more.", "Check the path and type it again."
         )

@@ -133,7 +133,7 @@ def _unknown(name: str, catalog: Catalog) -> ModelNotFoundError:
     hint = f"Did you mean {', '.join(near)}? " if near else ""
     return ModelNotFoundError(
         f"{_shown(name)} is no known alias, hub id (org/name), folder or .gguf file.",
-        f"{hint}`llmrun list` shows what is known.",
+        f"{hint}`llmrun list --catalog` shows the aliases, `llmrun list` what is here.",
     )
 
 

@@ -5,11 +5,12 @@ checked before the files got their names. Any number of stores, in any number of
 share a root; no reader ever sees half a folder, and a killed process leaves nothing to clean up.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import InternalError, ModelFileError, ModelNotFoundError
+from llmrun.errors import InternalError, ModelFileError, ModelNotFoundError, UsageError
 from llmrun.store import layout
 from llmrun.store import manifest as manifests
 from llmrun.store.claim import Claim
@@ -19,6 +20,9 @@ from llmrun.store.manifest import Manifest, UnreadableManifestError
 from llmrun.store.model import FileRecord, LocalModel
 from llmrun.store.reference import Reference
 from llmrun.store.workspace import discard, publish, work
+
+ABBREVIATED_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+"""What may stand for a whole commit."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,10 @@ class Store:
         """Delete a model, damaged or not, and what was derived from it; says what went.
 
         A string means what ``models()`` calls it: name, alias or origin, with ``@revision`` for
-        one of several. ModelNotFoundError if there is no such model.
+        one of several: a revision, the branch or tag it was pulled as, or 7 or more digits of a
+        commit. ModelNotFoundError if there is no such model, UsageError if digits fit several.
         """
-        models = [model for model in self.models() if self._is_meant(model, name)]
+        models = self._named(name) if isinstance(name, str) else self._referred(name)
         parents = {key_for(model, "").parent for model in models if model.files}
         made = [item for item in self.derived() if item.parent in parents or item.model == name]
         if not models and not made:
@@ -154,15 +159,51 @@ class Store:
             raise InternalError("A derived artefact was made without any file.")
         return tuple(records)
 
-    def _is_meant(self, model: LocalModel, name: str | Reference) -> bool:
-        folder = _folder(model)
-        if isinstance(name, Reference):
-            revision = layout.pinned_revision(self.root, name) if name.revision else None
-            same = folder.parent == layout.model_folder(self.root, name)
-            return same and revision in (None, folder.name)
-        base, _, revision = name.partition("@")
-        same = base in (model.name, model.alias, model.origin, folder.parent.name)
-        return same and folder.name.startswith(revision)
+    def _referred(self, reference: Reference) -> list[LocalModel]:
+        revision = layout.pinned_revision(self.root, reference) if reference.revision else None
+        home = layout.model_folder(self.root, reference)
+        return [
+            model
+            for model in self.models()
+            if _folder(model).parent == home and revision in (None, _folder(model).name)
+        ]
+
+    def _named(self, name: str) -> list[LocalModel]:
+        base, at, revision = name.partition("@")
+        models = [
+            model
+            for model in self.models()
+            if base in (model.name, model.alias, model.origin, _folder(model).parent.name)
+        ]
+        if not at:
+            return models
+        exact = [
+            model
+            for model in models
+            if _folder(model).name in (revision, self._pulled_as(model, revision))
+        ]
+        if exact or not ABBREVIATED_COMMIT.fullmatch(revision):
+            return exact
+        fitting = [model for model in models if _folder(model).name.startswith(revision)]
+        if len(fitting) > 1:
+            raise UsageError(
+                f"{name!r} fits several revisions: {_revisions(fitting)}.", "Give more."
+            )
+        return fitting
+
+    def _pulled_as(self, model: LocalModel, branch: str) -> str | None:
+        """The commit a branch or tag of a hub model meant when it was last pulled."""
+        if model.source != "hub" or not branch:
+            return None
+        parts = model.origin.split("/")
+        reference = Reference(
+            name=model.origin,
+            kind="hub",
+            repo="/".join(parts[:2]),
+            revision=branch,
+            file="/".join(parts[2:]) or None,
+        )
+        return layout.pinned_revision(self.root, reference)
 
 
 def _read(folder: Path, name: str | None, alias: str | None) -> LocalModel:
@@ -196,6 +237,10 @@ def _broken(folder: Path, name: str | None, problem: str) -> LocalModel:
         bytes=bytes_below(folder),
         problem=problem,
     )
+
+
+def _revisions(models: Sequence[LocalModel]) -> str:
+    return ", ".join(_folder(model).name[:12] for model in models)
 
 
 def _folder(model: LocalModel) -> Path:

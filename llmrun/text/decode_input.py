@@ -9,8 +9,6 @@ import codecs
 import re
 from dataclasses import dataclass
 
-from llmrun.errors import UsageError
-
 REPLACEMENT = "\ufffd"
 _ENCODED_REPLACEMENT = REPLACEMENT.encode()
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -26,24 +24,21 @@ class DecodedText:
     replaced: int
 
 
-def decode_bytes(data: bytes, *, strict: bool = False) -> DecodedText:
-    """UTF-8 to text; UTF-16 only where a byte order mark says so and all of it is valid.
-
-    ``strict``: UsageError instead of a replacement.
-    """
+def decode_bytes(data: bytes) -> DecodedText:
+    """UTF-8 to text; UTF-16 only where a byte order mark says so and all of it is valid."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
             return DecodedText(data.decode("utf-16"), 0)
         except UnicodeDecodeError:
             pass  # not UTF-16 after all; read on as damaged UTF-8
-    return _checked(_utf8(data.removeprefix(codecs.BOM_UTF8)), strict)
+    return _utf8(data.removeprefix(codecs.BOM_UTF8))
 
 
-def clean_text(text: str, *, strict: bool = False) -> DecodedText:
+def clean_text(text: str) -> DecodedText:
     """Text from arguments or a line editor: surrogate pairs joined, lone halves replaced.
 
     Bytes that Python kept as U+DC80..U+DCFF (its way of passing undecodable arguments on) are
-    decoded as UTF-8. ``strict``: UsageError instead of a replacement.
+    decoded as UTF-8.
     """
     if not _LONE.search(text):
         return DecodedText(text, 0)
@@ -58,19 +53,10 @@ def clean_text(text: str, *, strict: bool = False) -> DecodedText:
 
     text = _ESCAPED_BYTES.sub(from_bytes, text)
     text, lone = _LONE.subn(REPLACEMENT, text)
-    return _checked(DecodedText(text, replaced + lone), strict)
+    return DecodedText(text, replaced + lone)
 
 
 def _utf8(data: bytes) -> DecodedText:
     text = data.decode("utf-8", "replace")
     # U+FFFD may also stand in the input; its three bytes are never part of another character.
     return DecodedText(text, text.count(REPLACEMENT) - data.count(_ENCODED_REPLACEMENT))
-
-
-def _checked(decoded: DecodedText, strict: bool) -> DecodedText:
-    if strict and decoded.replaced:
-        raise UsageError(
-            f"The input is not valid UTF-8 in {decoded.replaced} place(s).",
-            "Convert it to UTF-8 first, or leave out --strict-input to have them replaced.",
-        )
-    return decoded

@@ -54,7 +54,7 @@ def is_marker(text: str) -> bool:
 def read_facts(folder: Path) -> TokenizerFacts:
     """Reads the two files of ``folder``. ModelFileError if one is damaged."""
     config = read_tokenizer_config(folder)
-    names = _read_json(folder / "special_tokens_map.json")
+    names = read_json_object(folder / "special_tokens_map.json")
     flag = config.get("add_bos_token")
     return TokenizerFacts(
         bos=token_string(config.get("bos_token")) or token_string(names.get("bos_token")),
@@ -66,7 +66,7 @@ def read_facts(folder: Path) -> TokenizerFacts:
 
 def read_tokenizer_config(folder: Path) -> Mapping[str, object]:
     """tokenizer_config.json of ``folder``, empty if there is none."""
-    return _read_json(folder / "tokenizer_config.json")
+    return read_json_object(folder / "tokenizer_config.json")
 
 
 def token_string(value: object) -> str | None:
@@ -93,7 +93,8 @@ def read_limited(path: Path, limit: int) -> bytes:
     return data
 
 
-def _read_json(path: Path) -> Mapping[str, object]:
+def read_json_object(path: Path) -> Mapping[str, object]:
+    """The JSON object in a small file, empty if there is none. ModelFileError if it is damaged."""
     if not path.exists():
         return {}
     try:

@@ -64,7 +64,7 @@ class GgufVocabulary:
 
     ``prefix_space``: ``first`` (a space mark before the text), ``always`` (before every span) or
     ``never``; SentencePiece only. ``control`` tokens are hidden in answers, ``user_defined`` not.
-    ``turn_ends``: further ids that end an answer.
+    ``eos_id``: the end of sequence the file names; ``eos_ids``: all ids that end an answer.
     """
 
     vocabulary: dict[str, int]
@@ -76,7 +76,7 @@ class GgufVocabulary:
     unknown: str | None
     bos_id: int | None
     eos_id: int | None
-    turn_ends: frozenset[int]
+    eos_ids: frozenset[int]
     add_bos: bool
 
 
@@ -106,21 +106,32 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
     vocabulary: dict[str, int] = {}
     for index, token in enumerate(tokens):
         vocabulary.setdefault(token, index)
-    control = tuple(t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL and t)
-    unknown = _id(metadata, "unknown_token_id", len(tokens))
+    bos_id, eos_id, unknown_id = (
+        _id(metadata, f"{name}_token_id", len(tokens)) for name in ("bos", "eos", "unknown")
+    )
+    if split is not None:
+        unknown_id = None  # bytes spell everything
+    # What the file names as BOS, EOS or unknown is no word, whatever type it has there (``<unk>``
+    # has one of its own, and files without types have none).
+    named = {bos_id, eos_id, unknown_id}
+    control: list[str] = []
+    user_defined: list[str] = []
+    for index, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
+        if token and (token_type == _CONTROL or index in named):
+            control.append(token)
+        elif token and token_type == _USER_DEFINED:
+            user_defined.append(token)
     return GgufVocabulary(
         vocabulary=vocabulary,
         merges=merges,
         split=split,
         prefix_space=prefix_space,
-        control=control,
-        user_defined=tuple(
-            t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED and t
-        ),
-        unknown=tokens[unknown] if unknown is not None and split is None else None,
-        bos_id=_id(metadata, "bos_token_id", len(tokens)),
-        eos_id=_id(metadata, "eos_token_id", len(tokens)),
-        turn_ends=_turn_ends(metadata, vocabulary, control, len(tokens)),
+        control=tuple(control),
+        user_defined=tuple(user_defined),
+        unknown=None if unknown_id is None else tokens[unknown_id],
+        bos_id=bos_id,
+        eos_id=eos_id,
+        eos_ids=_eos_ids(metadata, vocabulary, control, len(tokens)),
         add_bos=_flag(metadata, "add_bos_token", default_bos),
     )
 
@@ -168,13 +179,13 @@ def _prefix_space(metadata: Mapping[str, object]) -> str:
     return "always" if architecture == "phi3" else "first"
 
 
-def _turn_ends(
+def _eos_ids(
     metadata: Mapping[str, object],
     vocabulary: Mapping[str, int],
     control: Sequence[str],
     n_tokens: int,
 ) -> frozenset[int]:
-    named = [_id(metadata, f"{end}_token_id", n_tokens) for end in ("eot", "eom")]
+    named = [_id(metadata, f"{end}_token_id", n_tokens) for end in ("eos", "eot", "eom")]
     turn_ends = [vocabulary[token] for token in control if token in _TURN_ENDS]
     return frozenset([*(i for i in named if i is not None), *turn_ends])
 

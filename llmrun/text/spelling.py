@@ -8,7 +8,7 @@ Invalid bytes become U+FFFD, one per maximal invalid part, and valid characters 
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -50,6 +50,19 @@ class Spelling:
             token = token.replace(old, new)
         byte = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
         return bytes.fromhex(byte[1]) if byte else token.encode()
+
+    def missing_bytes(self, has_token: Callable[[str], bool]) -> frozenset[int]:
+        """The bytes that have no token of their own; ``has_token``: the vocabulary's answer.
+
+        All of them where bytes are not spelled at all, but only whole characters.
+        """
+        if self.byte_level:
+            tokens = {byte: letter for letter, byte in byte_alphabet().items()}
+        elif self.byte_fallback:
+            tokens = {byte: f"<0x{byte:02X}>" for byte in range(256)}
+        else:
+            return frozenset(range(256))
+        return frozenset(byte for byte, token in tokens.items() if not has_token(token))
 
 
 def read_spelling(decoder: Mapping[str, object] | None) -> Spelling:

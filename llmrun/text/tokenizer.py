@@ -8,10 +8,11 @@ prompts decide that. Decoding goes through bytes (spelling.py), so streams equal
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from llmrun.errors import LlmrunError, ModelFileError, UsageError
 from llmrun.text import limits
@@ -42,7 +43,7 @@ class Tokenizer:
         spelling: Spelling,
         bos_id: int | None,
         eos_id: int | None,
-        turn_ends: frozenset[int],
+        eos_ids: frozenset[int],
         add_bos: bool,
     ) -> None:
         added = backend.get_added_tokens_decoder()
@@ -51,7 +52,7 @@ class Tokenizer:
             raise _refused(f"{self.n_ids} ids and {len(added)} added tokens are over the limit")
         self.bos_id = bos_id
         self.eos_id = eos_id
-        self.eos_ids = turn_ends if eos_id is None else turn_ends | {eos_id}
+        self.eos_ids = eos_ids
         self.add_bos = add_bos and bos_id is not None
         self.specials = Specials(_control_tokens(added))
         self.special_tokens: Mapping[str, int] = {
@@ -61,8 +62,8 @@ class Tokenizer:
         self.hidden_ids = frozenset(s.id for s in self.specials.tokens.values() if s.hidden)
         self._backend = backend
         self._spelling = spelling
-        self._unknown = _unknown_token(backend, self.special_tokens)
-        self._unknown_id = self.special_tokens.get(self._unknown or "", -1)
+        self._unknown = _unknown_token(backend)
+        self._unknown_id = -1 if self._unknown is None else backend.token_to_id(self._unknown)
         self._never_plain = self.special_ids - {self._unknown_id}
         self._first_differs = b'"Metaspace"' in _state(backend.pre_tokenizer)
         _hide_specials(backend, self.special_tokens, self._first_differs)
@@ -89,7 +90,8 @@ class Tokenizer:
             add_bos = facts.add_bos
             if add_bos is None:  # older files say it by what they put before a text
                 add_bos = backend.encode("").ids[:1] == [bos_id]
-            return cls(backend, spelling, bos_id, eos_id, frozenset(), add_bos)
+            eos_ids = frozenset() if eos_id is None else frozenset([eos_id])
+            return cls(backend, spelling, bos_id, eos_id, eos_ids, add_bos)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> "Tokenizer":
@@ -101,7 +103,7 @@ class Tokenizer:
         with _library_errors():
             backend = _gguf_backend(gguf)
             spelling = read_spelling(json.loads(_state(backend.decoder)))
-            return cls(backend, spelling, gguf.bos_id, gguf.eos_id, gguf.turn_ends, gguf.add_bos)
+            return cls(backend, spelling, gguf.bos_id, gguf.eos_id, gguf.eos_ids, gguf.add_bos)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` as ordinary words: special strings in it become ordinary pieces.
@@ -124,6 +126,20 @@ class Tokenizer:
                 ids.extend(self._encode_span(part, first=not ids))
         return ids
 
+    def unencodable(self, text: str) -> frozenset[str]:
+        """The characters of ``text`` that the vocabulary cannot spell, so that ids leave them out.
+
+        Cheap: only characters with a byte that has no token are looked at closely.
+        """
+        if not self._missing_bytes:
+            return frozenset()
+        return frozenset(
+            character
+            for character in set(text)
+            if not self._missing_bytes.isdisjoint(character.encode("utf-8", "replace"))
+            and self._loses(character)
+        )
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of ``ids``; ``skip_special`` leaves the hidden ones out."""
         stream = self.text_stream()
@@ -145,6 +161,20 @@ class Tokenizer:
         """
         token = self._backend.id_to_token(token_id)
         return "" if token is None or token == _NOT_FIRST else token
+
+    @cached_property
+    def _missing_bytes(self) -> frozenset[int]:
+        return self._spelling.missing_bytes(lambda t: self._backend.token_to_id(t) is not None)
+
+    def _loses(self, character: str) -> bool:
+        """Whether ``character`` is unknown or, between two others, dropped or damaged."""
+        if self._unknown_id in self._library_encode(character, first=True):
+            return True
+        with_it, without = (
+            self.decode(self._library_encode(text, first=True), skip_special=False)
+            for text in (f"a{character}a", "aa")
+        )
+        return with_it == without or (REPLACEMENT in with_it and character != REPLACEMENT)
 
     def _encode_span(self, text: str, *, first: bool) -> list[int]:
         ids = self._library_encode(text, first)
@@ -190,14 +220,14 @@ def _hide_specials(
         backend.add_tokens([AddedToken(_NOT_FIRST, normalized=False)])
 
 
-def _unknown_token(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, int]) -> str | None:
-    """The special token that also stands for unknown characters, if there is one."""
+def _unknown_token(backend: tokenizers.Tokenizer) -> str | None:
+    """The token that stands for unknown characters, if there is one."""
     model = backend.model
     unknown = getattr(model, "unk_token", None)
     if unknown is None and isinstance(model, models.Unigram):
         unknown_id = json.loads(_state(model)).get("unk_id")
         unknown = None if unknown_id is None else backend.id_to_token(unknown_id)
-    return unknown if unknown in special_tokens else None
+    return unknown
 
 
 def _add_missing(backend: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
@@ -224,10 +254,21 @@ def _add_missing(backend: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
     )
 
 
-def gguf_tokenizer_json(metadata: Mapping[str, object]) -> str:
-    """The tokenizer of a GGUF as the text of a tokenizer.json that other tools read."""
+def gguf_tokenizer_json(gguf: GgufVocabulary) -> str:
+    """The tokenizer of a GGUF as the text of a tokenizer.json that other tools read.
+
+    They put a BOS before a text where this file says so, whatever stands in the others.
+    """
     with _library_errors():
-        return str(_gguf_backend(read_gguf_vocabulary(metadata)).to_str())
+        backend = _gguf_backend(gguf)
+        bos = None if gguf.bos_id is None else backend.id_to_token(gguf.bos_id)
+        if gguf.add_bos and bos is not None:
+            backend.post_processor = processors.TemplateProcessing(
+                single=[bos, "$A"],
+                pair=[bos, "$A", bos, "$B:1"],
+                special_tokens=[(bos, gguf.bos_id)],
+            )
+        return str(backend.to_str())
 
 
 def _gguf_backend(gguf: GgufVocabulary) -> tokenizers.Tokenizer:

@@ -13,6 +13,7 @@ from llmrun.cli.options import (
     spread,
 )
 from llmrun.cli.session import Session
+from llmrun.errors import ContextError
 
 if TYPE_CHECKING:
     from llmrun.cli.assemble import LoadedModel
@@ -49,9 +50,10 @@ def command(
     model: ModelOptions,
     general: GeneralOptions,
 ) -> None:
-    """Measure prefill and decode on this machine."""
-    from dataclasses import replace
+    """Measure prefill and decode on this machine.
 
+    The cache has room for -p plus -n tokens, or for --ctx tokens if that is given.
+    """
     from llmrun.cli.loading import load
     from llmrun.cli.progress import activity
     from llmrun.measure.bench import Shape
@@ -59,13 +61,27 @@ def command(
     session: Session = context.obj.with_options(general)
     shape = Shape(prompt_tokens, output_tokens, repeats=repeats)
     name = session.model(one_model(named, model.model))
-    loaded = load(session, name, replace(model, ctx=model.ctx or shape.total_tokens))
+    if model.ctx:
+        _check_room(shape, model.ctx, f"--ctx {model.ctx} has room for {model.ctx:,}")
+    loaded = load(session, name, model)
+    _check_room(shape, loaded.context, f"{name} has a context of {loaded.context:,} here")
     with activity(session, f"measuring {repeats} + 1 runs ..."):
-        record = _measure(loaded, shape, seed)
+        record = _measure(loaded, shape, model.ctx or shape.total_tokens, seed)
     _show(session, record, output)
 
 
-def _measure(loaded: "LoadedModel", shape: "Shape", seed: int) -> "BenchRecord":
+def _check_room(shape: "Shape", n_tokens: int, has: str) -> None:
+    if shape.total_tokens > n_tokens:
+        raise ContextError(
+            f"-p {shape.prompt_tokens} and -n {shape.output_tokens} make {shape.total_tokens:,} "
+            f"tokens, but {has}.",
+            "Give a smaller -p or -n, or a larger --ctx if the model was trained for it.",
+        )
+
+
+def _measure(
+    loaded: "LoadedModel", shape: "Shape", capacity_tokens: int, seed: int
+) -> "BenchRecord":
     from llmrun.cli.receipt import versions
     from llmrun.engine.cache import KvCache
     from llmrun.measure.bench import Subject, bench
@@ -83,7 +99,7 @@ def _measure(loaded: "LoadedModel", shape: "Shape", seed: int) -> "BenchRecord":
     )
     return bench(
         loaded.decoder,
-        lambda n_tokens: KvCache(loaded.backend, loaded.spec, 1, n_tokens, loaded.kv_form),
+        KvCache(loaded.backend, loaded.spec, 1, capacity_tokens, loaded.kv_form),
         subject,
         shape,
         Ceilings(loaded.backend),

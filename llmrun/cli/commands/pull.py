@@ -31,14 +31,14 @@ def command(
     general: GeneralOptions,
 ) -> None:
     """Download a model, verified, into the store."""
-    from llmrun.cli import assemble
+    from llmrun.cli import fetching
     from llmrun.cli.model_json import local_json
     from llmrun.cli.progress import for_session
     from llmrun.cli.tables import show_json
 
     session: Session = context.obj.with_options(general)
     name = the_model(named, model)
-    local = assemble.fetch_model(
+    local = fetching.fetch_model(
         name, session.settings, for_session(session), revision, update=update
     )
     if as_json:

@@ -42,14 +42,15 @@ def command(
     general: GeneralOptions,
 ) -> None:
     """Quantize a model; other engines load the result."""
-    from llmrun.cli import assemble
+    from llmrun.cli import quantizing
     from llmrun.cli.loading import check_scheme
-    from llmrun.cli.progress import for_session, tensor_progress
+    from llmrun.cli.progress import for_session
+    from llmrun.cli.tensor_progress import tensor_progress
 
     session: Session = context.obj.with_options(general)
     name = the_model(named, model)
     check_scheme(quant)
-    local, conversion = assemble.plan_quantization(
+    local, conversion = quantizing.plan_quantization(
         name,
         quant,
         session.settings,
@@ -64,7 +65,7 @@ def command(
     if dry_run:
         return
     with tensor_progress(for_session(session), f"quantizing {name} to {quant}") as on_tensor:
-        result = assemble.quantize(
+        result = quantizing.quantize(
             local, conversion, out, session.settings, on_tensor, allow_partial=allow_partial
         )
     show_coverage(session, result.coverage)

@@ -1,6 +1,7 @@
 """``llmrun run``: one answer for a shell pipeline."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -34,7 +35,8 @@ def command(
     output: OutputFlags,
     as_json: Json = False,
     json_stream: Annotated[
-        bool, typer.Option("--json-stream", help="One JSON line per token on stdout.")
+        bool,
+        typer.Option("--json-stream", help="One JSON line per token; the last one has the usage."),
     ] = False,
     receipt: Annotated[
         Path | None,
@@ -45,15 +47,20 @@ def command(
     """Answer one prompt; only the answer goes to stdout.
 
     The prompt is the argument, then the files of -f, then standard input, joined by blank lines.
+
+    Lines of --json-stream: token_id, text, time_ms, step_ms, phase, logprob, position for a token;
+    token_id null for text held back until the end; last: finish_reason, usage, timings.
     """
     from llmrun.cli.loading import load
-    from llmrun.cli.one_shot import Answering, Shape, one_shot
+    from llmrun.cli.one_shot import Answering, Shape, check_receipt, one_shot
     from llmrun.cli.prompting import check_raw, damage_note, gather
 
+    imported_ns = time.monotonic_ns()
     session: Session = context.obj.with_options(general)
     if as_json and json_stream:
         raise UsageError("--json and --json-stream exclude each other.", "Give one of them.")
     check_raw(prompting)
+    check_receipt(receipt)
     stdin = _standard_input(session, bool(prompt or files))
     text = gather(prompt, files or (), stdin)
     if note := damage_note(text):
@@ -64,8 +71,10 @@ def command(
             'Give a prompt: llmrun run "..." or something on standard input.',
         )
     shape = Shape.JSON if as_json else Shape.JSON_LINES if json_stream else Shape.TEXT
+    stages = (("import", imported_ns), ("input", time.monotonic_ns()))
     loaded = load(session, session.model(model.model), model, prompting)
-    one_shot(session, loaded, text.text, Answering(sampling, prompting, output, shape, receipt))
+    how = Answering(sampling, prompting, output, shape, receipt, stages)
+    one_shot(session, loaded, text.text, how)
 
 
 def _standard_input(session: Session, has_prompt: bool) -> BinaryIO | None:

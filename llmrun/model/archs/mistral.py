@@ -14,9 +14,9 @@ MODEL_TYPE = "mistral"
 def spec(config: Config) -> DecoderSpec:
     """Read a Mistral config. ModelFileError names what is not supported."""
     reader = ConfigReader(config)
-    window = reader.optional_integer("sliding_window")
+    window = reader.optional_integer("sliding_window", 4096)
     layers = (window,) * reader.integer("num_hidden_layers")
-    result = read_spec(reader, MODEL_TYPE, windows=layers)
+    result = read_spec(reader, MODEL_TYPE, kv_heads=8, positions=131_072, windows=layers)
     reader.finish(HARMLESS)
     return result
 

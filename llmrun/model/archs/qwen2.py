@@ -19,7 +19,9 @@ def spec(config: Config) -> DecoderSpec:
     reader = ConfigReader(config)
     reader.pinned("use_mrope", False)
     windows = read_qwen_windows(reader)
-    result = read_spec(reader, MODEL_TYPE, qkv_bias=True, windows=windows)
+    result = read_spec(
+        reader, MODEL_TYPE, kv_heads=32, positions=32_768, qkv_bias=True, windows=windows
+    )
     reader.finish(HARMLESS)
     return result
 

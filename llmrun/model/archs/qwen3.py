@@ -19,7 +19,15 @@ def spec(config: Config) -> DecoderSpec:
     bias = reader.flag("attention_bias", False)
     windows = read_qwen_windows(reader)
     result = read_spec(
-        reader, MODEL_TYPE, qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows
+        reader,
+        MODEL_TYPE,
+        kv_heads=32,
+        head_dim=128,
+        positions=32_768,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        windows=windows,
     )
     reader.finish(HARMLESS)
     return result

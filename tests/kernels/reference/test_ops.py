@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from llmrun.errors import DoesNotFitError
 from llmrun.kernels.forms import Dense
 from llmrun.kernels.ops import Attention, Backend, Expert, Heads, Linear, Norm, Rope, Span
+from llmrun.kernels.reference import attention as attention_ops
 from llmrun.kernels.reference.arrays import to_host
 
 
@@ -240,3 +242,25 @@ def test_kv_copy_copies_a_prefix(backend: Backend) -> None:
 def test_ceilings_are_measured(backend: Backend) -> None:
     assert 1e8 < backend.measure_bandwidth() < 1e13
     assert 1e8 < backend.measure_flops() < 1e16
+
+
+def test_attend_in_blocks_of_queries_changes_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = randn(11, 64, seed=3)
+    kv = backend.kv_layer(1, 16, HEADS, "f32")
+    step = one_span(backend, 11)
+    attention = Attention(HEADS, 0.3, window=4)
+    backend.rope_append(step, y, HEADS, None, None, None, kv)
+    whole, blocks = torch.empty(11, 32), torch.empty(11, 32)
+    backend.attend(step, y, attention, kv, whole)
+    monkeypatch.setattr(attention_ops, "SCORES", 4 * 11 * 3)
+    backend.attend(step, y, attention, kv, blocks)
+    torch.testing.assert_close(blocks, whole)
+
+
+def test_out_of_memory_is_said_in_our_words(backend: Backend) -> None:
+    with pytest.raises(DoesNotFitError, match="KV cache of 70,368,744,177,664 tokens"):
+        backend.kv_layer(1, 1 << 46, HEADS, "f32")
+    with pytest.raises(DoesNotFitError, match="activations"):
+        backend.empty((1 << 50, 4))

@@ -2,8 +2,10 @@
 
 Tokens are bytes. The model answers ``You said: <last message>.``; a message that holds ``SHOW``
 gets the whole rendered prompt back, ``FAKE_REPLY`` in the environment is the answer to everything,
-``FAKE_DELAY_MS`` the time of each step, ``FAKE_CONTEXT`` the context, ``FAKE_FAILURE`` the name of
-an error of llmrun.errors that loading raises. Tests load this file as a module too.
+``FAKE_DELAY_MS`` the time of each step, ``FAKE_RENDER_MS`` that of a template, ``FAKE_CONTEXT`` the
+context, ``FAKE_FAILURE`` the name of an error of llmrun.errors that loading raises. With
+``FAKE_FALLBACK`` the template is the fallback, which ends at ``USER:``. Tests load this file as a
+module too.
 """
 
 import codecs
@@ -122,6 +124,7 @@ class Template:
     """``role: content`` lines."""
 
     def render(self, messages: Sequence[Any], **options: object) -> str:
+        time.sleep(float(os.environ.get("FAKE_RENDER_MS", "0")) / 1e3)
         return "".join(f"{m.role}: {m.content}\n" for m in messages) + ASSISTANT
 
 
@@ -147,6 +150,8 @@ def loaded(context: int = 4096) -> assemble.LoadedModel:
         "tokenizer": Tokenizer(),
         "template": Template(),
     }
+    if os.environ.get("FAKE_FALLBACK"):
+        parts |= {"template_note": "a plain form is used", "stops": ("USER:",)}
     return assemble.LoadedModel(
         local=LocalModel(
             name="fake",

@@ -139,6 +139,14 @@ def test_the_config_file_gives_defaults(llmrun: Any, environment: dict[str, str]
     assert json.loads(llmrun("run", "hello", "--json", "-n", "2").out)["text"] == "Yo"
 
 
+@pytest.mark.parametrize(("text", "shown"), [("debug = true", True), ("debug = false", False)])
+def test_tracebacks_can_be_asked_for_in_the_config_file(
+    llmrun: Any, environment: dict[str, str], text: str, shown: bool
+) -> None:
+    write_config(environment, text)
+    assert ("Traceback" in llmrun("run", "CRASH").err) == shown
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -75,6 +75,24 @@ def test_r004_ctrl_c_in_prefill_keeps_the_question(window: Window) -> None:
 
 
 @pytest.mark.slow
+def test_r004_ctrl_c_while_the_prompt_is_rendered_keeps_the_chat(window: Window) -> None:
+    chat = window("chat", env={"FAKE_RENDER_MS": "1500"})
+    chat.wait(READY)
+    chat.send("hello\r")
+    time.sleep(0.5)
+    chat.send(CTRL_C)
+    chat.wait("interrupted before the first token")
+    chat.send("/show\r")
+    chat.wait("1 questions so far, 1 replies interrupted")
+    chat.send("/tokens\r")
+    time.sleep(0.5)
+    chat.send(CTRL_C)
+    chat.wait("The conversation has")
+    chat.send("/exit\r")
+    assert chat.end() == 0
+
+
+@pytest.mark.slow
 def test_r004_ctrl_c_twice_at_the_prompt_leaves_with_130(window: Window) -> None:
     chat = window("chat")
     chat.wait(READY)
@@ -123,12 +141,12 @@ def test_r001_leaving_restores_the_terminals_modes(window: Window, leave: str) -
 def test_several_lines(window: Window) -> None:
     chat = window("chat")
     chat.wait(READY)
-    chat.send('"""one\rtwo"""\r')
-    chat.wait("You said: one\ntwo.")
+    chat.send('"""/one\rtwo"""\r')
+    chat.wait("You said: /one\ntwo.")
     chat.wait("· prefill ")
     chat.send("three\x1b\rfour\r")
     chat.wait("You said: three\nfour.")
-    chat.wait("+43 cached")
+    chat.wait("+45 cached")
     time.sleep(0.3)
     chat.send("\x1b[200~five\nsix\x1b[201~")
     time.sleep(0.3)
@@ -229,6 +247,41 @@ def test_the_live_line_is_there_while_it_decodes(
     drawn = run.raw.count(b"ITL p50")
     assert (drawn > 3) == has_live_line
     assert "last" not in run.text().replace("\n", ""), "the live line is still there"
+
+
+@pytest.mark.slow
+def test_full_statistics_show_mbu_while_it_decodes(window: Window) -> None:
+    env = {"FAKE_REPLY": "word " * 20, "FAKE_DELAY_MS": "10"}
+    run = window("run", "x", "--stats", "full", env=env, columns=100)
+    assert run.end() == 0
+    assert b"measuring the memory bandwidth" in run.raw
+    assert b"MBU " in run.raw
+    line = window("run", "x", env=env, columns=100)
+    assert line.end() == 0
+    assert b"MBU" not in line.raw
+
+
+@pytest.mark.slow
+def test_stats_off_in_a_chat_takes_the_live_line_too(window: Window) -> None:
+    chat = window("chat", env={"FAKE_REPLY": "word " * 20, "FAKE_DELAY_MS": "10"})
+    chat.wait(READY)
+    chat.send("/stats off\r")
+    chat.wait("Nothing has been measured")
+    chat.send("x\r")
+    chat.wait("word word")
+    chat.send(CTRL_D)
+    assert chat.end() == 0
+    assert b"ITL p50" not in chat.raw
+
+
+@pytest.mark.slow
+def test_json_on_a_terminal_cannot_drive_it(window: Window) -> None:
+    run = window(
+        "run", "x", "--json", "--quiet", env={"FAKE_REPLY": "a\x9b2Jb\u202ec"}, columns=200
+    )
+    assert run.end() == 0
+    assert r"a\u009b2Jb\u202ec" in run.text()
+    assert "\u202e".encode() not in run.raw
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.cli import assemble
+from llmrun.cli import fetching
+from llmrun.cli import quantizing as making
 from llmrun.errors import DownloadError
 from llmrun.store.derived import key_for
 from llmrun.store.manifest import Manifest
@@ -151,7 +152,7 @@ def test_pull_shows_where_the_model_is(
         progress.finish()
         return held
 
-    monkeypatch.setattr(assemble, "fetch_model", fetch)
+    monkeypatch.setattr(fetching, "fetch_model", fetch)
     result = llmrun("pull", "org/name", "--revision", "main", "--update")
     assert asked == [("org/name", "main", True)]
     assert result.out == ""
@@ -166,7 +167,7 @@ def test_a_failed_pull_is_4(llmrun: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*arguments: object, **options: object) -> None:
         raise DownloadError("The network is gone.", "Try again.")
 
-    monkeypatch.setattr(assemble, "fetch_model", fail)
+    monkeypatch.setattr(fetching, "fetch_model", fail)
     assert llmrun("pull", "org/name").code == 4
 
 
@@ -190,10 +191,10 @@ def quantizing(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> list[Path | None]
         asked.append(out)
         on_tensor("a", 40, 100)
         on_tensor("b", 100, 100)
-        return assemble.QuantizeResult(out or Path("store"), fakes.loaded().coverage, 4321)
+        return making.QuantizeResult(out or Path("store"), fakes.loaded().coverage, 4321)
 
-    monkeypatch.setattr(assemble, "plan_quantization", plan)
-    monkeypatch.setattr(assemble, "quantize", quantize)
+    monkeypatch.setattr(making, "plan_quantization", plan)
+    monkeypatch.setattr(making, "quantize", quantize)
     return asked
 
 
@@ -240,13 +241,53 @@ def test_bench_table_has_every_measure(llmrun: Any) -> None:
     assert "n too small" in result.out, "two values of TTFT have no p95"
 
 
+BENCH_KEYS = {
+    "model", "revision", "scheme", "bits_per_weight",
+    "device", "backend", "threads", "env",
+    "prompt_tokens", "generated_tokens", "depth_tokens", "batch", "repeats",
+    "ttft_ms", "itl_ms", "prefill_tokens_per_s", "decode_tokens_per_s",
+    "load_ms", "peak_host_bytes", "peak_device_bytes",
+    "weight_bytes_per_token", "kv_bytes_per_token",
+    "measured_bandwidth_bytes_per_s", "measured_flops_per_s",
+    "mbu", "mfu", "verdict", "ttft_from", "wait_share", "warnings",
+}  # fmt: skip
+
+
+def test_bench_makes_a_cache_of_the_wanted_size(
+    llmrun: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capacities: list[int] = []
+    kv_layer = fakes.Backend.kv_layer
+
+    def noted(self: Any, n_slots: int, capacity: int, *shape: object) -> object:
+        capacities.append(capacity)
+        return kv_layer(self, n_slots, capacity, *shape)
+
+    monkeypatch.setattr(fakes.Backend, "kv_layer", noted)
+    assert llmrun("bench", "-p", "8", "-n", "4", "-r", "1", "--ctx", "64").code == 0
+    assert llmrun("bench", "-p", "8", "-n", "4", "-r", "1").code == 0
+    assert capacities == [64, 12]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "room"), [(["--ctx", "11"], "--ctx 11"), ([], "a context of 4,096")]
+)
+def test_bench_refuses_what_does_not_fit_by_the_names_of_its_options(
+    llmrun: Any, arguments: list[str], room: str
+) -> None:
+    n_prompt = "8" if arguments else "4093"
+    result = llmrun("bench", "-p", n_prompt, "-n", "4", *arguments)
+    assert (result.code, result.out) == (7, "")
+    assert f"-p {n_prompt} and -n 4" in result.err
+    assert room in result.err
+
+
 def test_bench_json_has_the_documented_keys(llmrun: Any) -> None:
     result = llmrun("bench", "-p", "8", "-n", "4", "-r", "1", "-o", "json", env={"COLUMNS": "20"})
     document = json.loads(result.out)
     assert document["schema"] == "llmrun.bench/1"
     (record,) = document["results"]
-    for key in ("ttft_ms", "itl_ms", "mbu", "mfu", "verdict", "env", "bits_per_weight"):
-        assert key in record
+    assert set(record) == BENCH_KEYS
     assert record["generated_tokens"] == 4
 
 

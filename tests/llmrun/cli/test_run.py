@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,19 +93,99 @@ def test_r010_json_stays_valid_whatever_the_width(llmrun: Any) -> None:
 
 def test_json_stream_is_a_line_per_token(llmrun: Any) -> None:
     result = llmrun("run", "x", "--json-stream", env={"FAKE_REPLY": "hé!"})
-    lines = [json.loads(line) for line in result.out.splitlines()]
+    lines = [json.loads(line) for line in result.out.splitlines()][:-1]
     assert "".join(line["text"] for line in lines) == "hé!"
     assert [line["token_id"] for line in lines] == [*"hé!".encode(), 256]
     assert [line["phase"] for line in lines] == ["prefill"] + ["decode"] * 4
-    assert [line["finish_reason"] for line in lines] == [None] * 4 + ["stop"]
     times = [line["time_ms"] for line in lines]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "generated"),
+    [([], "stop", 8), (["--stop", "two"], "stop", 7), (["-n", "3"], "length", 3)],
+)
+def test_json_stream_ends_with_a_line_about_the_whole(
+    llmrun: Any, arguments: list[str], reason: str, generated: int
+) -> None:
+    env = {"FAKE_REPLY": "one two"}
+    *_, last = llmrun("run", "x", "--json-stream", *arguments, env=env).out.splitlines()
+    document = json.loads(last)
+    assert list(document) == ["finish_reason", "usage", "timings"]
+    assert document["finish_reason"] == reason
+    assert document["usage"]["generated_tokens"] == generated
+    assert document["timings"]["ttft_ms"] > 0
 
 
 def test_the_receipt_file_is_the_receipt_of_the_json(llmrun: Any, tmp_path: Path) -> None:
     file = tmp_path / "receipt.json"
     result = llmrun("run", "hello", "--json", "--receipt", str(file))
     assert json.loads(file.read_text("utf-8")) == json.loads(result.out)["receipt"]
+
+
+def test_the_receipt_says_how_the_answer_was_asked_for(llmrun: Any, tmp_path: Path) -> None:
+    arguments = ["--stop", "zz", "-n", "5", "--system", "Be short.", "--prefill", "You", "--json"]
+    found = json.loads(llmrun("run", "hello", *arguments, "--ignore-eos").out)["receipt"]
+    assert (found["max_tokens"], found["stop"], found["ignore_eos"]) == (5, ["zz"], True)
+    assert (found["system"], found["prefill"], found["raw"]) == ("Be short.", "You", False)
+    assert found["template"] == "model"
+    plain = json.loads(llmrun("run", "hello", "--json").out)["receipt"]
+    assert (plain["max_tokens"], plain["stop"], plain["ignore_eos"]) == (None, [], False)
+    assert (plain["system"], plain["prefill"]) == (None, "")
+    file = tmp_path / "mine.jinja"
+    given = json.loads(llmrun("run", "x", "--json", "--template", str(file)).out)["receipt"]
+    assert given["template"] == "~/mine.jinja"
+
+
+def test_the_fallback_template_counts_only_where_a_template_is_used(llmrun: Any) -> None:
+    env = {"FAKE_FALLBACK": "1", "FAKE_REPLY": "one USER: two"}
+    result = llmrun("run", "x", "--json", env=env)
+    assert json.loads(result.out)["text"] == "one "
+    assert json.loads(result.out)["receipt"]["template"] == "fallback"
+    assert result.err.count("a plain form is used") == 1
+    raw = llmrun("run", "x\nassistant: ", "--raw", "--json", env=env)
+    assert json.loads(raw.out)["text"] == "one USER: two"
+    assert json.loads(raw.out)["receipt"]["template"] is None
+    assert "a plain form is used" not in raw.err
+
+
+@pytest.mark.parametrize("name", ["no/such/receipt.json", "."])
+def test_a_receipt_that_cannot_be_written_is_said_before_the_model_is_loaded(
+    llmrun: Any, tmp_path: Path, name: str
+) -> None:
+    env = {"FAKE_FAILURE": "ModelFileError"}
+    result = llmrun("run", "x", "--receipt", str(tmp_path / name), env=env)
+    assert (result.code, result.out) == (2, "")
+    assert str(tmp_path) in result.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no start of the process is known there")
+def test_cold_ttft_is_split_into_stages(llmrun: Any) -> None:
+    timings = json.loads(llmrun("run", "hello", "--json").out)["timings"]
+    stages = timings["cold_parts_ms"]
+    assert list(stages) == [
+        "import", "input", "open", "weights", "cache", "prompt", "lookup", "prefill", "sample",
+    ]  # fmt: skip
+    assert sum(stages.values()) == pytest.approx(timings["cold_ttft_ms"])
+    assert (stages["open"], stages["weights"]) == (1.0, 2.0), "as the model was loaded"
+    shown = llmrun("run", "hello", "--stats", "full").err
+    assert "from the start of the process  (import " in shown
+
+
+@pytest.mark.parametrize("shape", ["--json", "--json-stream"])
+def test_json_is_harmless_where_it_shall_be_and_holds_the_same(llmrun: Any, shape: str) -> None:
+    reply = "a\x9b2Jb\x7f\u202ec\x1b[31mé🙂"
+    plain = llmrun("run", "x", shape, env={"FAKE_REPLY": reply})
+    always = llmrun("run", "x", shape, "--sanitize", "always", env={"FAKE_REPLY": reply})
+
+    def text(out: str) -> str:
+        return "".join(json.loads(line).get("text", "") for line in out.splitlines())
+
+    assert text(plain.out) == text(always.out) == reply
+    assert "\x9b" in plain.out
+    assert not set("\x9b\x7f\u202e\x1b") & set(always.out)
+    assert "é" in always.out
+    assert "🙂" in always.out
 
 
 def test_stop_strings_cut_and_end_the_answer(llmrun: Any) -> None:
@@ -118,7 +199,8 @@ def test_held_back_text_is_not_lost(llmrun: Any) -> None:
     env = {"FAKE_REPLY": "one tw"}
     assert llmrun("run", "x", "--stop", "two", env=env).out == "one tw\n"
     stream = llmrun("run", "x", "--stop", "two", "--json-stream", env=env).out
-    assert "".join(json.loads(line)["text"] for line in stream.splitlines()) == "one tw"
+    lines = [json.loads(line) for line in stream.splitlines()][:-1]
+    assert "".join(line["text"] for line in lines) == "one tw"
 
 
 def test_max_tokens_ends_the_answer(llmrun: Any) -> None:

@@ -57,7 +57,7 @@ def measure(
 ) -> BenchRecord:
     return bench(
         model,
-        lambda capacity: make_cache(model, capacity),
+        make_cache(model),
         SUBJECT,
         shape,
         Ceilings(model.backend),
@@ -167,7 +167,7 @@ def test_waits_above_one_percent_are_flagged(
 
     record = bench(
         model,
-        lambda capacity: make_cache(model, capacity),
+        make_cache(model),
         SUBJECT,
         Shape(4, 5, repeats=1),
         Ceilings(model.backend),
@@ -202,9 +202,16 @@ def test_one_output_token_has_no_decode(
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(0, 1), Shape(1, 0), Shape(1, 1, depth_tokens=-1), Shape(1, 1, repeats=0)]
+    "shape",
+    [
+        Shape(0, 1),
+        Shape(1, 0),
+        Shape(1, 1, depth_tokens=-1),
+        Shape(1, 1, repeats=0),
+        Shape(20, 8, depth_tokens=5),
+    ],
 )
-def test_a_shape_that_asks_for_nothing_is_refused(
+def test_a_shape_that_asks_for_nothing_or_more_than_the_cache_holds_is_refused(
     model: FakeModel, make_cache: Callable[..., KvCache], shape: Shape
 ) -> None:
     with pytest.raises(UsageError):

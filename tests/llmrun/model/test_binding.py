@@ -8,8 +8,10 @@ from llmrun.kernels.forms import Dense
 from llmrun.kernels.reference.arrays import as_tensor, to_host
 from llmrun.model.architecture import architectures
 from llmrun.model.binding import bind_gguf, bind_huggingface
+from llmrun.model.config import ConfigReader
 from llmrun.model.gguf import half_split_rows
 from llmrun.model.parameters import HEAD, expected
+from llmrun.model.rope import read_rope
 
 CONFIG = dict(architectures()["llama"].tiny[0])
 SHAPES = {n: p.shape for n, p in expected(architectures()["llama"].spec(CONFIG)).items()}
@@ -139,3 +141,43 @@ def test_gguf_rope_factors_divide_the_frequencies() -> None:
 def test_gguf_metadata_that_is_not_supported_is_refused(key: str, value: object) -> None:
     with pytest.raises(ModelFileError):
         bind_gguf(METADATA | {key: value}, GGUF_SHAPES, read)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "llama.logit_scale",
+        "llama.attention.scale",
+        "llama.attention.sliding_window",
+        "llama.expert_count",
+        "llama.attention.value_length",
+    ],
+)
+def test_gguf_keys_nobody_reads_are_refused_by_name(key: str) -> None:
+    with pytest.raises(ModelFileError) as refused:
+        bind_gguf(METADATA | {key: 7}, GGUF_SHAPES, read)
+    assert key.removeprefix("llama.") in refused.value.what
+
+
+def test_llama3_factors_become_a_config_that_means_the_same() -> None:
+    parameters = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    base = read_rope(ConfigReader({"rope_theta": 500_000.0}), 16).inv_freq
+    scaled = read_rope(ConfigReader({"rope_parameters": parameters}), 16).inv_freq
+    factors = torch.tensor([b / s for b, s in zip(base, scaled, strict=True)])
+
+    def with_factors(name: str) -> Dense:
+        return Dense(to_host(factors)) if name == "rope_freqs.weight" else read(name)
+
+    shapes = GGUF_SHAPES | {"rope_freqs.weight": (8,)}
+    binding = bind_gguf(METADATA | {"llama.rope.freq_base": 500_000.0}, shapes, with_factors)
+    assert binding.inexpressible is None
+    assert binding.config["rope_parameters"] == parameters
+    assert architectures()["llama"].spec(binding.config) == binding.spec
+    assert binding.spec.layers[0].rope.inv_freq == scaled

@@ -1,6 +1,9 @@
 """Foreign configs: bounded, typed, and unknown keys refused by name."""
 
+import json
+
 import pytest
+from transformers import CONFIG_MAPPING
 
 from llmrun.errors import ModelFileError
 from llmrun.model.architecture import architectures, find, find_gguf
@@ -101,3 +104,30 @@ def test_qwen_windows_start_at_max_window_layers_and_only_if_used() -> None:
     assert [x.window for x in find("qwen2").spec(used).layers] == [None, 20]
     with pytest.raises(ModelFileError, match="layer_types"):
         find("qwen2").spec(used | {"layer_types": ["full_attention"] * 2})
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize("more", [{}, {"use_sliding_window": True}], ids=["plain", "windows"])
+def test_absent_keys_mean_what_transformers_takes_for_them(
+    name: str, config: dict[str, object], more: dict[str, object]
+) -> None:
+    # Saved configs leave out what equals the library's default.
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    minimal = {k: config[k] for k in (*sizes, "vocab_size", "model_type")}
+    minimal |= {"num_attention_heads": 32, "hidden_size": 320, "num_hidden_layers": 30}
+    if name.startswith("qwen"):
+        minimal |= more
+    filled = json.loads(CONFIG_MAPPING[name](**minimal).to_json_string(use_diff=False))
+    saved = {key: filled[key] for key in filled if key in find_known(name)}
+    assert find(name).spec(minimal) == find(name).spec(saved)
+
+
+def find_known(name: str) -> set[str]:
+    """Keys a spec depends on."""
+    return {
+        "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+        "rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling", "tie_word_embeddings",
+        "attention_bias", "mlp_bias", "hidden_act", "sliding_window", "use_sliding_window",
+        "max_window_layers", "layer_types",
+    }  # fmt: skip

@@ -5,8 +5,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from llmrun.errors import ModelFileError
 from llmrun.model.config import ConfigReader
-from llmrun.model.rope import read_rope
+from llmrun.model.rope import llama3_parameters, read_rope
 
 LLAMA3 = {
     "factor": 8.0,
@@ -47,3 +48,22 @@ def test_both_config_layouts_mean_the_same() -> None:
     assert read_rope(ConfigReader(old), 64) == read_rope(ConfigReader(new), 64)
     oldest = {"rope_theta": 500_000.0, "rope_scaling": {"type": "llama3"} | LLAMA3}
     assert read_rope(ConfigReader(oldest), 64) == read_rope(ConfigReader(new), 64)
+
+
+def test_two_sections_that_differ_are_refused() -> None:
+    both = {
+        "rope_scaling": {"rope_type": "llama3"} | LLAMA3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    with pytest.raises(ModelFileError, match="both"):
+        read_rope(ConfigReader(both), 64)
+    with pytest.raises(ModelFileError, match="yarn"):
+        read_rope(ConfigReader(both | {"rope_scaling": {"rope_type": "yarn"}}), 64)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_parameters_are_found_again_from_the_frequencies(factor: float) -> None:
+    parameters = {"rope_type": "llama3", "rope_theta": 500_000.0} | LLAMA3 | {"factor": factor}
+    scaled = read_rope(ConfigReader({"rope_parameters": parameters}), 64).inv_freq
+    assert llama3_parameters(500_000.0, scaled) == parameters
+    assert llama3_parameters(500_000.0, (*scaled[:-1], scaled[-1] * 1.01)) is None

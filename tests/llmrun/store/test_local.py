@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import ModelFileError, ModelNotFoundError
+from llmrun.errors import ModelFileError, ModelNotFoundError, UsageError
 from llmrun.store.derived import key_for
 from llmrun.store.fetch import FetchSettings, fetch
 from llmrun.store.progress import SilentProgress
@@ -48,6 +48,21 @@ def test_what_is_gone_is_not_found(
     for settings in (OFFLINE, FetchSettings()):
         with pytest.raises(ModelNotFoundError):
             fetch(known, store, settings, SilentProgress())
+
+
+@pytest.mark.parametrize("make_folder", [True, False])
+def test_an_update_of_what_is_used_in_place_is_refused(
+    make_folder: bool, tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match="is used in place"):
+        fetch(
+            reference(str(tmp_path if make_folder else path)),
+            store,
+            FetchSettings(update=True),
+            SilentProgress(),
+        )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_folder_wins_over_a_hub_id_and_an_alias_over_a_folder(
 
 
 def test_unknown_names_suggest_near_aliases(reference: Resolve) -> None:
-    with pytest.raises(ModelNotFoundError, match="Did you mean tiny"):
+    with pytest.raises(ModelNotFoundError, match=r"Did you mean tiny.*llmrun list --catalog"):
         reference("tinny")
     with pytest.raises(ModelNotFoundError):
         reference("./missing/folder")

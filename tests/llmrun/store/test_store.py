@@ -12,13 +12,20 @@ from typing import Any
 
 import pytest
 
-from llmrun.errors import DownloadError, InternalError, ModelFileError, ModelNotFoundError
-from llmrun.store import claim
+from llmrun.errors import (
+    DownloadError,
+    InternalError,
+    ModelFileError,
+    ModelNotFoundError,
+    UsageError,
+)
+from llmrun.store import claim, layout
 from llmrun.store.claim import new_claim
 from llmrun.store.derived import Key, key_for
 from llmrun.store.disk import Disk
 from llmrun.store.fetch import FetchSettings, fetch
-from llmrun.store.model import LocalModel
+from llmrun.store.manifest import Manifest
+from llmrun.store.model import FileRecord, LocalModel
 from llmrun.store.progress import SilentProgress
 from llmrun.store.reference import Reference
 from llmrun.store.store import Store
@@ -212,6 +219,58 @@ def test_remove_says_what_went(
     assert [made.model for made in store.derived()] == ["org/other"]
     assert store.find(reference("org/tiny")) is None
     assert list(store.staging.iterdir()) == []
+
+
+@pytest.fixture
+def several(store: Store) -> list[str]:
+    """Revisions of org/many; the branch ``main`` means the first, two share ten digits."""
+    revisions = ["a" * 10 + "0" * 30, "a" * 10 + "1" * 30, "b" * 40]
+    home = layout.model_folder(store.root, Reference("org/many", "hub", repo="org/many"))
+    home.mkdir(parents=True)
+    for revision in revisions:
+        made = store.staging / revision
+        made.mkdir(parents=True)
+        (made / "model.safetensors").write_bytes(revision.encode())
+        files = (FileRecord("model.safetensors", 40, "cd" * 32),)
+        store.publish(
+            made, home / revision, Manifest("model", "hub", "org/many", revision, "", files)
+        )
+    for branch in (None, "a-branch"):
+        known = Reference("org/many", "hub", repo="org/many", revision=branch)
+        layout.remember(store.disk, store.root, known, revisions[0 if branch is None else 2])
+    return revisions
+
+
+@pytest.mark.parametrize(
+    ("typed", "gone"),
+    [
+        ("main", [0]),
+        ("a-branch", [2]),
+        ("b" * 40, [2]),
+        ("b" * 7, [2]),
+        ("a" * 10 + "1", [1]),
+    ],
+)
+def test_remove_takes_one_revision(
+    typed: str, gone: list[int], store: Store, several: list[str]
+) -> None:
+    removed = store.remove(f"org/many@{typed}")
+    assert [item.path.name for item in removed] == [several[i] for i in gone]
+    left = {model.revision for model in store.models()}
+    assert left == set(several) - {several[i] for i in gone}
+
+
+@pytest.mark.parametrize("typed", ["", "a", "b" * 6, "other-branch", "B" * 7, "c" * 7])
+def test_remove_guesses_no_revision(typed: str, store: Store, several: list[str]) -> None:
+    with pytest.raises(ModelNotFoundError):
+        store.remove(f"org/many@{typed}")
+    assert len(store.models()) == 3
+
+
+def test_remove_refuses_digits_that_fit_several(store: Store, several: list[str]) -> None:
+    with pytest.raises(UsageError, match="aaaaaaaaaa00, aaaaaaaaaa11"):
+        store.remove("org/many@" + "a" * 10)
+    assert len(store.models()) == 3
 
 
 @pytest.mark.parametrize("name", ["org/tin", "tiny", "../models", "", "*"])

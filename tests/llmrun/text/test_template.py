@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import InternalError, LlmrunError, ModelFileError, UsageError
-from llmrun.text import template as template_module
+from llmrun.text import render_child
 from llmrun.text.limits import MIB, TEMPLATE_FILE_BYTES, RenderLimits
 from llmrun.text.message import Message
+from llmrun.text.render_child import sandbox
 from llmrun.text.render_process import OutOfBoundsError, RenderProcess
-from llmrun.text.template import ChatTemplate, find_template, gguf_template, sandbox
+from llmrun.text.template import ChatTemplate, FoundTemplate, find_template, gguf_template
 
 HELLO = [Message("user", "hello")]
 TIGHT = RenderLimits(seconds=0.4, memory_bytes=64 * MIB, output_bytes=64 * 1024)
@@ -204,11 +207,11 @@ def test_sec01_escapes_open_no_file_socket_or_process(tmp_path: Path) -> None:
     assert len(ESCAPES) >= 60
 
 
-def test_sec01_only_this_file_makes_jinja_environments() -> None:
-    package = Path(template_module.__file__).parents[1]
+def test_sec01_only_the_child_makes_jinja_environments() -> None:
+    package = Path(render_child.__file__).parents[1]
     maker = re.compile(r"\b(import|from) jinja2|\b(Template|\w*Environment)\(")
     users = [p.name for p in package.rglob("*.py") if maker.search(p.read_text())]
-    assert users == ["template.py"]
+    assert users == ["render_child.py"]
 
 
 BOMBS = {
@@ -346,6 +349,81 @@ def test_starting_ahead_takes_no_time_and_is_idempotent() -> None:
         assert template.render(HELLO) == "x"
 
 
+PARENT = """
+import sys, threading, time
+from llmrun.text.limits import RenderLimits
+from llmrun.text.message import Message
+from llmrun.text.template import ChatTemplate
+source, render, wait = sys.argv[1:]
+template = ChatTemplate(source, limits=RenderLimits(seconds=1 if wait == "busy" else 60))
+template.start()
+if render == "render":
+    template.render([Message("user", "hello")])
+if wait == "busy":
+    arguments = ([Message("user", "hello")],)
+    threading.Thread(target=template.render, args=arguments, daemon=True).start()
+    time.sleep(0.5)
+print(template._process._process.pid, flush=True)
+if wait != "exit":
+    time.sleep(60)
+"""
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not only waits to be collected."""
+    listing = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return bool(listing.stdout.strip()) and not listing.stdout.startswith("Z")
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not _runs(pid)
+
+
+def _parent(source: str, render: str, wait: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", PARENT, source, render, wait]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="uses ps")
+@pytest.mark.parametrize("render", ["render", "start only"])
+def test_a_process_that_exits_waits_for_no_child_and_leaves_none(render: str) -> None:
+    with _parent("x", render, "exit") as parent:
+        out, err = parent.communicate(timeout=30)
+    assert (parent.returncode, err) == (0, "")
+    assert _ends(int(out), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="uses ps and SIGKILL")
+@pytest.mark.parametrize(
+    ("source", "render", "wait"),
+    [
+        ("x", "render", "idle"),
+        ("x", "start only", "idle"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "start only",
+            "busy",
+        ),
+    ],
+)
+def test_a_killed_process_leaves_no_child(source: str, render: str, wait: str) -> None:
+    with _parent(source, render, wait) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _runs(pid)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(timeout=30)
+    # An idle child reads the end of its input; a busy one is ended by its limit of processor time.
+    assert _ends(pid, 10 if wait == "idle" else 30)
+
+
 def test_r042_both_places_and_named_lists(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert find_template(tmp_path, {"chat_template": "c"}).source == "c"
@@ -362,6 +440,23 @@ def test_r042_both_places_and_named_lists(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"x" * (TEMPLATE_FILE_BYTES + 1))
     with pytest.raises(ModelFileError, match="larger"):
         find_template(tmp_path, {})
+
+
+def test_r042_an_older_repository_keeps_the_template_in_its_own_json_file(tmp_path: Path) -> None:
+    older = tmp_path / "chat_template.json"
+    older.write_text(json.dumps({"chat_template": "older é"}))
+    found = find_template(tmp_path, {"chat_template": "config"})
+    assert found == FoundTemplate("older é", "chat_template.json")
+    named = [{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]
+    older.write_text(json.dumps({"chat_template": named}))
+    assert find_template(tmp_path, {}).source == "d"
+    older.write_text("{}")
+    assert find_template(tmp_path, {"chat_template": "config"}).source == "config"
+    older.write_text("{")
+    with pytest.raises(ModelFileError, match=r"chat_template\.json is not valid JSON"):
+        find_template(tmp_path, {})
+    (tmp_path / "chat_template.jinja").write_text("newest")
+    assert find_template(tmp_path, {}).source == "newest"
 
 
 def test_r043_the_fallback_is_named_and_only_used_without_a_template(tmp_path: Path) -> None:

@@ -13,10 +13,7 @@ from tokenizers import models
 
 from llmrun.errors import ModelFileError
 from llmrun.text import limits
-from llmrun.text.folder_tokenizer import read_tokenizer_config
-from llmrun.text.template import find_template
 from llmrun.text.tokenizer import Tokenizer
-from llmrun.text.tokenizer_files import tokenizer_files
 
 
 def _reference(oracle: Any, text: str) -> list[int]:
@@ -214,20 +211,44 @@ def test_tokens_only_in_the_config_are_added(make_family: Any, tmp_path: Path) -
         Tokenizer.from_folder(tmp_path)
 
 
-def test_files_made_from_a_gguf_read_back_the_same(
-    starter_metadata: dict[str, Any], starter: Tokenizer, tmp_path: Path, lines: list[str]
+def test_characters_without_a_token_are_reported(
+    starter: Tokenizer, starter_metadata: dict[str, Any], lines: list[str]
 ) -> None:
-    for name, data in tokenizer_files(starter_metadata).items():
-        (tmp_path / name).write_bytes(data)
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokens = set(starter_metadata["tokenizer.ggml.tokens"])
+    # How byte-level vocabularies write the control bytes: U+0100 and up.
+    missing = {chr(byte) for byte in range(0x20) if chr(0x100 + byte) not in tokens}
+    assert "\x16" in missing
+    text = "".join(chr(byte) for byte in range(0x20)) + "plain é 敏 🦀"
+    assert starter.unencodable(text) == missing
+    assert starter.decode(starter.encode_plain("a\x16b")) == "ab"
     for line in lines:
-        ids = starter.encode_plain(line)
-        assert tokenizer.encode_plain(line) == ids
-        assert tokenizer.decode(ids) == line
-    assert tokenizer.special_tokens == starter.special_tokens
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, False)
-    found = find_template(tmp_path, read_tokenizer_config(tmp_path))
-    assert found.source == starter_metadata["tokenizer.chat_template"]
+        assert starter.unencodable(line) == frozenset(set(line) & missing)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2", "llama2", "mistral", "gemma"])
+def test_a_vocabulary_with_all_bytes_spells_everything(
+    name: str, make_family: Callable[[str], Any], lines: list[str]
+) -> None:
+    tokenizer = make_family(name).tokenizer
+    assert tokenizer.unencodable("".join(lines) + "\x00\x16\ufffd\U0010ffff") == frozenset()
+
+
+def test_a_vocabulary_without_bytes_reports_unknown_characters(make_family: Any) -> None:
+    tokenizer = make_family("unigram").tokenizer
+    assert tokenizer.unencodable("The quick brown fox ﬁ") == frozenset()  # NFKC: fi
+    assert tokenizer.unencodable("fox \x16 ☃ ☃") == {"\x16", "☃"}
+
+
+def test_a_damaged_character_is_reported_and_a_missing_byte_with_a_piece_is_not() -> None:
+    pieces = ["<unk>", "▁", "a", "é", "<0xC3>", "<0xA8>"]
+    metadata = {"model": "llama", "tokens": pieces, "scores": [0.0] * 6, "unknown_token_id": 0}
+    metadata |= {"token_type": [2, 1, 1, 1, 6, 6]}
+    tokenizer = Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
+    assert tokenizer.unencodable("a éèâ") == {"â"}
+    metadata = {"model": "gpt2", "tokens": ["a", "Ã"], "merges": ["a a"]}  # é is Ã ©
+    metadata["tokens"] = ["a", "Ã", "aa"]
+    tokenizer = Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
+    assert tokenizer.unencodable("aaé") == {"é"}
 
 
 def _word_level() -> str:

@@ -1,0 +1,141 @@
+"""Loading: schemes, copies in the store, the audit, and what is said about it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmrun.cli.assemble import LoadedModel, LoadOptions, load
+from llmrun.cli.quantizing import plan_quantization, quantize
+from llmrun.cli.settings import Settings
+from llmrun.cli.source import open_source
+from llmrun.errors import DoesNotFitError, UnavailableError, UsageError
+from llmrun.kernels.forms import GroupInt
+from llmrun.kernels.ops import Span
+from llmrun.kernels.reference.arrays import as_tensor
+from llmrun.quant.dequantize import dequantize
+from llmrun.store.progress import SilentProgress
+from llmrun.store.store import Store
+
+QUIET = SilentProgress()
+
+
+def opened(model: Path, settings: Settings, **options: Any) -> LoadedModel:
+    return load(LoadOptions(str(model), device="cpu", threads=1, **options), settings, QUIET)
+
+
+def logits(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
+    cache = loaded.new_cache()
+    made = loaded.decoder.forward(ids, [Span(0, 0, len(ids), 0)], cache.layers, [len(ids) - 1])
+    return made[0].clone()
+
+
+def test_a_copy_is_made_once_and_used_from_then_on(folder: Any, settings: Settings) -> None:
+    model = folder()
+    first = opened(model, settings, quant="int4")
+    assert any("made a copy in int4" in note for note in first.notes)
+    assert "quantize" in first.times.parts_ms
+    assert first.times.total_ms < sum(first.times.parts_ms.values())
+    second = opened(model, settings, quant="int4")
+    assert second.notes == ()
+    assert (second.scheme, second.coverage.kinds) == (first.scheme, first.coverage.kinds)
+    assert torch.equal(logits(first, [1, 2, 3]), logits(second, [1, 2, 3]))
+    (copy,) = Store(settings.store_root).derived()
+    assert copy.problem is None
+    assert copy.recipe.startswith("int4")
+
+
+def test_none_changes_nothing_and_auto_says_what_it_changes(
+    folder: Any, settings: Settings, tmp_path: Path
+) -> None:
+    local, conversion = plan_quantization(str(folder()), "int4", settings, QUIET)
+    out = tmp_path / "out"
+    quantize(local, conversion, out, settings)
+    untouched = opened(out, settings, quant="none")
+    assert "bf16" in untouched.coverage.kinds
+    assert "int8 g64" not in untouched.coverage.kinds
+    auto = opened(out, settings)
+    assert "int8 g64" in auto.coverage.kinds
+    assert "int8" in auto.decisions[0]
+    assert untouched.scheme == auto.scheme == "compressed-tensors int4 g32"
+    assert opened(out, settings, quant="int4").scheme == "int4"
+    with pytest.raises(UnavailableError, match="quantized already"):
+        opened(out, settings, quant="int8")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "scales"),
+    [
+        ({"embed": torch.bfloat16, "proj": torch.float16}, "F16"),
+        ({"proj": torch.float32}, "F32"),
+        ({"q_proj": torch.float16}, "BF16"),
+    ],
+)
+def test_scales_have_the_dtype_the_file_says(
+    folder: Any, settings: Settings, tmp_path: Path, dtypes: Any, scales: str
+) -> None:
+    model = folder(dtypes)
+    local, conversion = plan_quantization(str(model), "int8", settings, QUIET)
+    out = tmp_path / "out"
+    quantize(local, conversion, out, settings)
+    source, written = open_source(model), open_source(out)
+    for name in source.binding.names:
+        form = written.checkpoint.read(name)
+        if not name.endswith("proj.weight"):
+            continue
+        assert isinstance(form, GroupInt)
+        assert form.scales.dtype.name == scales
+        want = as_tensor(dequantize(source.checkpoint.read(name)))
+        got = as_tensor(dequantize(form))
+        assert float((got - want).norm() / want.norm()) < 0.02
+
+
+def test_a_width_no_group_divides_is_refused_until_it_is_wanted(
+    folder: Any, settings: Settings
+) -> None:
+    model = folder(intermediate_size=120)
+    with pytest.raises(UnavailableError, match="down_proj"):
+        opened(model, settings, quant="int4")
+    assert Store(settings.store_root).derived() == []
+    partial = opened(model, settings, quant="int4", allow_partial=True)
+    assert partial.coverage.partial
+    assert any("stay dense" in note for note in partial.notes)
+    # The copy is there now; it is no more acceptable than before.
+    with pytest.raises(UnavailableError, match="down_proj"):
+        opened(model, settings, quant="int4")
+
+
+def test_quantize_refuses_what_makes_no_sense(
+    folder: Any, settings: Settings, tmp_path: Path
+) -> None:
+    model = str(folder())
+    for scheme in ("auto", "none"):
+        with pytest.raises(UsageError, match="names no scheme"):
+            plan_quantization(model, scheme, settings, QUIET)
+    local, conversion = plan_quantization(model, "int4", settings, QUIET)
+    quantize(local, conversion, tmp_path / "out", settings)
+    with pytest.raises(UsageError, match="already"):
+        plan_quantization(str(tmp_path / "out"), "int4", settings, QUIET)
+    with pytest.raises(UnavailableError, match="nf4"):
+        plan_quantization(model, "nf4", settings, QUIET)
+
+
+def test_what_cannot_fit_is_refused_before_it_is_quantized(
+    folder: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmrun.cli.memory.free_bytes", lambda: 1000)
+    with pytest.raises(DoesNotFitError, match="memory are free"):
+        opened(folder(), settings, quant="int4")
+    assert Store(settings.store_root).derived() == []
+
+
+def test_a_tied_head_in_the_file_is_mentioned(folder: Any, settings: Settings) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = folder(tie_word_embeddings=True)
+    state = load_file(model / "model.safetensors")
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, model / "model.safetensors", metadata={"format": "pt"})
+    loaded = opened(model, settings, quant="none")
+    assert any("lm_head.weight left out" in decision for decision in loaded.decisions)
