@@ -6,8 +6,9 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmrun.cli.chat import Chat
 from llmrun.cli.exits import complain
 from llmrun.cli.loading import facts
 from llmrun.cli.options import Stats
@@ -15,10 +16,7 @@ from llmrun.cli.summary import full_account
 from llmrun.engine.sampler import SamplingOptions, resolve
 from llmrun.errors import LlmrunError, UsageError
 
-if TYPE_CHECKING:
-    from llmrun.cli.chat_loop import Chat
-
-Run = Callable[["Chat", str], None]
+Run = Callable[[Chat, str], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class SlashCommand:
     help: str
 
 
-def run(chat: "Chat", text: str) -> None:
+def run(chat: Chat, text: str) -> None:
     """Run ``/name argument``; an unknown name or a bad argument is said, nothing more."""
     name, _, argument = text[1:].partition(" ")
     command = COMMANDS.get(name.strip())
@@ -44,7 +42,7 @@ def run(chat: "Chat", text: str) -> None:
         complain(err)
 
 
-def _help(chat: "Chat", argument: str) -> None:
+def _help(chat: Chat, argument: str) -> None:
     usage = {f"/{name} {c.argument}".rstrip(): c.help for name, c in COMMANDS.items()}
     width = max(map(len, usage))
     lines = [f"{call:<{width}}  {text}" for call, text in usage.items()]
@@ -52,14 +50,14 @@ def _help(chat: "Chat", argument: str) -> None:
     chat.session.terminal.say("\n".join(lines))
 
 
-def _clear(chat: "Chat", argument: str) -> None:
+def _clear(chat: Chat, argument: str) -> None:
     chat.transcript = replace(chat.transcript, turns=())
     chat.cache.truncate(0, 0)
     chat.last, chat.warned = None, False
     chat.session.say("The conversation is empty.")
 
 
-def _system(chat: "Chat", argument: str) -> None:
+def _system(chat: Chat, argument: str) -> None:
     if argument:
         chat.transcript = replace(chat.transcript, system=argument)
         chat.session.say("The system message is set, from the next message on.")
@@ -67,7 +65,7 @@ def _system(chat: "Chat", argument: str) -> None:
         chat.session.terminal.say(chat.transcript.system or "There is no system message.")
 
 
-def _set(chat: "Chat", argument: str) -> None:
+def _set(chat: Chat, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if not name:
         _show_sampling(chat)
@@ -88,7 +86,7 @@ def _set(chat: "Chat", argument: str) -> None:
     _show_sampling(chat)
 
 
-def _show_sampling(chat: "Chat") -> None:
+def _show_sampling(chat: Chat) -> None:
     s = chat.sampling
     seed = "drawn anew" if s.seed is None else str(s.seed)
     longest = "off" if chat.max_tokens is None else str(chat.max_tokens)
@@ -116,7 +114,7 @@ def _positive(name: str, value: str) -> int:
     return int(value)
 
 
-def _show(chat: "Chat", argument: str) -> None:
+def _show(chat: Chat, argument: str) -> None:
     turns = chat.transcript.turns
     stopped = sum(turn.interrupted for turn in turns)
     chat.session.terminal.say(
@@ -125,7 +123,7 @@ def _show(chat: "Chat", argument: str) -> None:
     _show_sampling(chat)
 
 
-def _stats(chat: "Chat", argument: str) -> None:
+def _stats(chat: Chat, argument: str) -> None:
     if argument:
         if argument not in {mode.value for mode in Stats}:
             raise UsageError(f"There is no --stats {argument!r}.", "Type /stats off, line or full.")
@@ -136,23 +134,23 @@ def _stats(chat: "Chat", argument: str) -> None:
         chat.session.terminal.say(full_account(chat.last.stats, chat.last.finish))
 
 
-def _regen(chat: "Chat", argument: str) -> None:
+def _regen(chat: Chat, argument: str) -> None:
     _need_turn(chat)
     chat.again()
 
 
-def _undo(chat: "Chat", argument: str) -> None:
+def _undo(chat: Chat, argument: str) -> None:
     _need_turn(chat)
     chat.transcript = chat.transcript.without_last()
     chat.session.say("The last question and its reply are gone.")
 
 
-def _need_turn(chat: "Chat") -> None:
+def _need_turn(chat: Chat) -> None:
     if not chat.transcript.turns:
         raise UsageError("Nothing has been asked yet.", "Type a message first.")
 
 
-def _tokens(chat: "Chat", argument: str) -> None:
+def _tokens(chat: Chat, argument: str) -> None:
     n_ids = len(chat.encode(chat.transcript).ids) if chat.transcript.turns else 0
     chat.session.terminal.say(
         f"The conversation has {n_ids:,} tokens, the context holds {chat.loaded.context:,}; "
@@ -160,7 +158,7 @@ def _tokens(chat: "Chat", argument: str) -> None:
     )
 
 
-def _exit(chat: "Chat", argument: str) -> None:
+def _exit(chat: Chat, argument: str) -> None:
     raise EOFError
 
 

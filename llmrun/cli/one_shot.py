@@ -14,7 +14,7 @@ from llmrun.cli.assemble import LoadedModel
 from llmrun.cli.json_text import json_text
 from llmrun.cli.loading import sampling_options, stop_strings
 from llmrun.cli.options import OutputFlags, PromptFlags, SamplingFlags
-from llmrun.cli.prompting import Prompt, encode_messages, encode_text
+from llmrun.cli.prompting import Prompt, encode_messages, encode_text, lost_note
 from llmrun.cli.receipt import Result, answer_json, last_line, receipt
 from llmrun.cli.session import Session
 from llmrun.cli.sinks import JsonLinesSink, LiveSink, SilentSink, sanitizes
@@ -60,6 +60,8 @@ def one_shot(session: Session, loaded: LoadedModel, text: str, how: Answering) -
         if step_floor is not None:
             ends.append(("bandwidth", time.monotonic_ns()))
     opening = clean_text(how.prompting.prefill).text
+    if note := lost_note(loaded, text):
+        session.say(note)
     prompt = _encode(loaded, text, how.prompting, opening)
     request = Request(
         prompt=prompt,

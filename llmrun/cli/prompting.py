@@ -46,6 +46,16 @@ def damage_note(decoded: DecodedText) -> str | None:
     return f"warning: the input is not valid UTF-8 in {decoded.replaced} {places}; replaced by �"
 
 
+def lost_note(loaded: "LoadedModel", text: str) -> str | None:
+    """The warning about characters the model's vocabulary cannot spell: they are left out."""
+    lost = loaded.tokenizer.unencodable(text)
+    if not lost:
+        return None
+    names = ", ".join(f"U+{ord(character):04X}" for character in sorted(lost)[:5])
+    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    return f"warning: the model's vocabulary cannot spell {names}{more}; left out of the prompt"
+
+
 def check_raw(prompting: PromptFlags) -> None:
     """UsageError for options that need a template which ``--raw`` leaves out."""
     if prompting.raw and (prompting.system is not None or prompting.template is not None):

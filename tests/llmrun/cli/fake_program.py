@@ -109,6 +109,9 @@ class Tokenizer:
 
     encode_with_specials = encode_rendered
 
+    def unencodable(self, text: str) -> frozenset[str]:
+        return frozenset(text) & {"\x16"}
+
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 

@@ -48,6 +48,13 @@ def test_an_empty_prompt_is_a_usage_error(llmrun: Any, arguments: list[str]) -> 
     assert "prompt is empty" in result.err
 
 
+def test_characters_the_vocabulary_cannot_spell_are_named(llmrun: Any) -> None:
+    result = llmrun("run", "a\x16b\x16")
+    assert result.code == 0
+    assert result.err.count("cannot spell U+0016") == 1
+    assert "cannot spell" not in llmrun("run", "plain").err
+
+
 def test_r020_bad_bytes_are_replaced_once_with_one_warning(llmrun: Any) -> None:
     result = llmrun("run", stdin=b"SHOW \xff\x41\xff\n")
     assert result.code == 0
