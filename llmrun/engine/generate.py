@@ -112,13 +112,12 @@ def generate(
     clock: Clock = time.monotonic_ns,
     interrupt: Interrupt = never,
     on_progress: Progress | None = None,
-    ignore_stop: bool = False,
 ) -> Generator[TokenEvent, None, Finish]:
     """Answer a prompt: one event per generated id, the stop id included; return why it ended.
 
     The slot's common prefix with the prompt is not computed again. ``max_tokens`` None: until
-    the context is full. ``ignore_stop`` goes on past stop ids (benchmarks). The id of the last
-    event has not been fed, so the cache holds the prompt and all ids before it.
+    the context is full. The id of the last event has not been fed, so the cache holds the prompt
+    and all ids before it.
 
     ``interrupt`` is polled before each prefill chunk and each decode step; the return value is
     then ``Finish.INTERRUPTED``, and every id that was generated has had its event.
@@ -148,7 +147,7 @@ def generate(
         generated.append(pick.token_id)
         position = cache.length(slot)
         finish: Finish | None = None
-        if pick.token_id in stop_ids and not ignore_stop:
+        if pick.token_id in stop_ids:
             finish = Finish.STOP
         elif len(generated) == max_tokens:
             finish = Finish.LENGTH

