@@ -53,7 +53,13 @@ def write_gguf(path: Path, rope_factors: Any) -> Path:
     writer.add_rope_freq_base(THETA)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_vocab_size(260)
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|bos|>", "<|eos|>", "<|eot_id|>"]
+    tokens = [
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "ab",
+        "<|bos|>",
+        "<|eos|>",
+        "<|eot_id|>",
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(tokens)
