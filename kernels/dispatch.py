@@ -65,18 +65,21 @@ def choose_device(wanted: str) -> str:
     return "cuda" if usable else "cpu"
 
 
-def bind(device: str, threads: int, kernel: str | None = None) -> Backend:
-    """Create the backend that serves a device. UnavailableError with every reason if none does.
+def problem(device: str) -> str | None:
+    """Why no backend serves a device, every reason by name; None if one does."""
+    offers = candidates(device)
+    if any(candidate.reason is None for candidate in offers):
+        return None
+    return "; ".join(f"{c.info.name}: {c.reason}" for c in offers)
 
-    ``kernel`` asks for one backend by name and nothing else.
-    """
-    offers = [c for c in candidates(device) if kernel in (None, c.info.name)]
-    for candidate in offers:
+
+def bind(device: str, threads: int) -> Backend:
+    """Create the backend that serves a device. UnavailableError with every reason if none does."""
+    for candidate in candidates(device):
         if candidate.reason is None:
             return candidate.info.create(device, threads)
-    reasons = "; ".join(f"{c.info.name}: {c.reason}" for c in offers) or f"no backend {kernel!r}"
     raise UnavailableError(
-        f"device {device} cannot be used ({reasons})",
+        f"device {device} cannot be used ({problem(device)})",
         "use --device cpu, or see `llmrun doctor` for what this machine offers",
     )
 

@@ -113,7 +113,8 @@ def load(options: LoadOptions, settings: Settings, progress: Progress) -> Loaded
     clock = _Stopwatch()
     kv_form = _kv_form(options.kv)
     device = dispatch.choose_device(options.device)
-    backend = dispatch.bind(device, options.threads or usable_processors())
+    usable = usable_processors()
+    backend = dispatch.bind(device, min(options.threads or usable, usable))
     clock.lap("bind")
     local = fetch_model(options.model, settings, progress, options.revision)
     clock.lap("fetch")
@@ -136,6 +137,8 @@ def load(options: LoadOptions, settings: Settings, progress: Progress) -> Loaded
     clock.lap("weights")
     if coverage.partial:
         notes.append(_partial_note(coverage))
+    if options.threads is not None and options.threads > usable:
+        notes.append(f"--threads {options.threads} is cut to {usable}: more only wait for others")
     return LoadedModel(
         local=local,
         scheme=choice.name,
@@ -158,9 +161,8 @@ def load(options: LoadOptions, settings: Settings, progress: Progress) -> Loaded
 
 
 def _is_kept_in_store(choice: Choice, source: Source) -> bool:
-    # Quantized again, or in a form that files cannot hold: made anew with each load.
-    scheme = choice.scheme
-    return scheme is not None and not choice.requantized and refusal(scheme, source) is None
+    # What files cannot hold is made anew with each load.
+    return choice.scheme is not None and refusal(choice.scheme, source) is None
 
 
 def _fit(

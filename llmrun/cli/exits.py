@@ -5,6 +5,7 @@
 ``--debug`` only. SIGTERM and SIGHUP restore the terminal, then end the process by that signal.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -62,6 +63,11 @@ def named(err: Exception) -> LlmrunError:
         return DoesNotFitError(
             f"Memory ran out: {_first_line(err) or 'an allocation failed'}.",
             "Try a smaller --ctx, a smaller scheme (-q int4) or a smaller model.",
+        )
+    if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return InternalError(
+            f"Writing failed: {err.strerror}{f' ({err.filename})' if err.filename else ''}.",
+            "Free some space or write elsewhere, then run the command again.",
         )
     said = _first_line(err)
     what = f"Internal error: {type(err).__name__}{f': {said}' if said else ''}."

@@ -8,6 +8,7 @@ from llmrun.cli.options import ModelOptions, PromptFlags, SamplingFlags
 from llmrun.cli.progress import activity, for_session
 from llmrun.cli.session import Session
 from llmrun.engine.sampler import SamplingOptions
+from llmrun.errors import UnavailableError
 from llmrun.store.model import LocalModel
 from llmrun.text.decode_input import clean_text
 
@@ -65,10 +66,29 @@ def title(local: LocalModel) -> str:
 
 def check_scheme(name: str) -> None:
     """UnavailableError, with the names there are, for an unknown scheme."""
-    if name not in ("auto", "none"):
-        from llmrun.quant import scheme
+    from llmrun.quant.scheme import schemes
 
-        scheme.find(name)
+    known_names = ("auto", "none", *schemes())
+    if name not in known_names:
+        raise UnavailableError(
+            f"There is no quantization scheme named {name!r}.",
+            f"Choose one of: {', '.join(known_names)}.",
+        )
+
+
+def is_alias(text: str) -> bool:
+    """Whether a text is exactly the short name of a model in the catalog."""
+    from llmrun.store import catalog
+
+    return text in catalog.load().entries
+
+
+def known(name: str, revision: str | None) -> None:
+    """ModelNotFoundError for a name that means no model; no network."""
+    from llmrun.store import catalog
+    from llmrun.store.reference import resolve
+
+    resolve(name, catalog.load(), revision)
 
 
 def stop_strings(loaded: LoadedModel, flags: SamplingFlags, *, raw: bool) -> tuple[str, ...]:

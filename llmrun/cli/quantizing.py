@@ -4,12 +4,12 @@ The copy in the store is what later loads use: quantizing takes longer than load
 is the same bytes every time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.cli.apart import Stopped, check
-from llmrun.cli.choice import Choice, choose_scheme, plan_weights
+from llmrun.cli.choice import Choice, choose_scheme
 from llmrun.cli.conversion import Conversion, prepare, sidecars
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings
@@ -17,6 +17,7 @@ from llmrun.cli.source import Source, open_source
 from llmrun.cli.tensor_progress import tensor_progress
 from llmrun.errors import UsageError
 from llmrun.quant.audit import Coverage, CoverageBuilder
+from llmrun.quant.recipe import Planned
 from llmrun.quant.scheme import Scheme
 from llmrun.store.derived import key_for
 from llmrun.store.export import export
@@ -87,20 +88,21 @@ def quantize(
         path = Store(settings.store_root).ensure(key, write)
     else:
         path = export(out, write)
-    coverage = stored_coverage(open_source(path), conversion.choice.scheme, allow_partial)
+    written = open_source(path)
+    coverage = stored_coverage(written, conversion.choice.scheme, conversion.planned, allow_partial)
     return QuantizeResult(path, coverage, sum(file.stat().st_size for file in path.iterdir()))
 
 
-def stored_coverage(source: Source, scheme: Scheme | None, allow_partial: bool) -> Coverage:
-    """Bits and bytes of a model as stored, audited against a scheme.
+def stored_coverage(
+    source: Source, scheme: Scheme | None, planned: Mapping[str, Planned], allow_partial: bool
+) -> Coverage:
+    """Bits and bytes of a model as written by a plan, audited against its scheme.
 
     Reads each tensor once; nothing stays in memory.
     """
-    untouched = Choice(None, "none", "", untouched=True)
-    kept = plan_weights(untouched, source, resident=False)
     coverage = CoverageBuilder(scheme)
     for name, form in source.tensors(lambda _, form: form):
-        coverage.add(name, source.binding.parameters[name].role, form, kept[name])
+        coverage.add(name, source.binding.parameters[name].role, form, planned[name])
     return coverage.finish(allow_partial=allow_partial)
 
 

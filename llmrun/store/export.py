@@ -9,6 +9,12 @@ from llmrun.errors import InternalError, UsageError
 from llmrun.store.disk import Disk
 
 
+def refuse_existing(out: Path) -> None:
+    """UsageError if there is anything under the name ``out``."""
+    if out.exists() or out.is_symlink():
+        raise UsageError(f"{out} exists already.", "Give -o a new folder, or remove that one.")
+
+
 def export(out: Path, write: Callable[[Path], None], disk: Disk | None = None) -> Path:
     """Make the new folder ``out``, filled by ``write(folder)`` beside it and renamed at the end.
 
@@ -16,8 +22,7 @@ def export(out: Path, write: Callable[[Path], None], disk: Disk | None = None) -
     ours is left.
     """
     disk = disk or Disk()
-    if out.exists() or out.is_symlink():
-        raise UsageError(f"{out} exists already.", "Give -o a new folder, or remove that one.")
+    refuse_existing(out)
     private = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     try:
         disk.make_folders(out.parent)

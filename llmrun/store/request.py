@@ -86,8 +86,8 @@ class Patience:
             raise DownloadError(
                 f"Downloading {self._reference.name} from {self._hub.endpoint} failed "
                 f"{self._failures + 1} times in a row: {err}.",
-                "Check the network, proxy and HF_ENDPOINT, then run the command again; "
-                "what arrived so far is kept.",
+                "Check the network, proxy and HF_ENDPOINT, then run the command again"
+                + ("; what arrived so far is kept." if self._reached else "."),
             ) from err
         pause_s = max(settings.backoff_s * 2**self._failures, err.wait_s)
         self._failures += 1

@@ -46,7 +46,8 @@ def test_pull_quantize_chat_offline(
         assert asked.returncode == 0, asked.stderr.decode()
         answer = json.loads(asked.stdout)
         assert "Paris" in answer["text"]
-        assert answer["receipt"]["scheme"] in ("none", "int4", "int8")
+        stored = model == str(out)
+        assert answer["receipt"]["scheme"] == ("compressed-tensors int4 g32" if stored else "int4")
     piped = llmrun("chat", str(out), stdin=b"What is the capital of France?", env=offline)
     assert piped.returncode == 0, piped.stderr.decode()
     assert b"Paris" in piped.stdout

@@ -32,7 +32,7 @@ def command(
 
     If standard input is not a terminal, all of it is one prompt: it is answered, and that is all.
     """
-    from llmrun.cli.loading import load
+    from llmrun.cli.loading import known, load
     from llmrun.cli.one_shot import Answering, one_shot
     from llmrun.cli.prompting import check_raw, damage_note, gather
 
@@ -48,5 +48,7 @@ def command(
     text = gather(None, (), sys.stdin.buffer if sys.stdin else None)
     if note := damage_note(text):
         session.say(note)
-    if text.text.strip():
-        one_shot(session, load(session, name, model, prompting), text.text, how)
+    if not text.text.strip():
+        known(name, model.revision)
+        return
+    one_shot(session, load(session, name, model, prompting), text.text, how)

@@ -45,6 +45,7 @@ def _machine(wanted: str) -> dict[str, Any]:
     device = dispatch.choose_device(wanted)
     return {
         "device": device,
+        "device_problem": dispatch.problem(device),
         "backends": [
             {"name": c.info.name, "device": on, "available": c.reason is None, "reason": c.reason}
             for on in dict.fromkeys(["cpu", "cuda", device])
@@ -95,7 +96,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     env, token = facts["environment"], facts["token"]
     config = "" if Path(facts["config_file"]).exists() else " (none)"
     lines = [
-        ("device", facts["device"]),
+        ("device", _with_problem(facts["device"], facts["device_problem"])),
         *(
             (f"backend {b['name']}", f"{b['device']}: {b['reason'] or 'available'}")
             for b in facts["backends"]
@@ -131,3 +132,7 @@ def _kernel_rows(kernels: list[dict[str, Any]]) -> list[tuple[str, str, str, str
 
 def _reasons(rejected: dict[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+
+
+def _with_problem(device: str, problem: str | None) -> str:
+    return device if problem is None else f"{device}, which cannot be used: {problem}"

@@ -46,10 +46,13 @@ def command(
     from llmrun.cli.loading import check_scheme
     from llmrun.cli.progress import for_session
     from llmrun.cli.tensor_progress import tensor_progress
+    from llmrun.store.export import refuse_existing
 
     session: Session = context.obj.with_options(general)
     name = the_model(named, model)
     check_scheme(quant)
+    if out is not None:
+        refuse_existing(out)
     local, conversion = quantizing.plan_quantization(
         name,
         quant,
@@ -70,6 +73,9 @@ def command(
         )
     show_coverage(session, result.coverage)
     session.say(f"{quant} takes {size(result.files_bytes)} in {result.path}")
+    again = " --requantize" if requantize else ""
+    chosen = f"{name} -q {quant}{again}" if out is None else str(out)
+    session.say(f"Run it with: llmrun chat {chosen}")
 
 
 def show_coverage(session: Session, coverage: "Coverage") -> None:

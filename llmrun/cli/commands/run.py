@@ -51,7 +51,7 @@ def command(
     Lines of --json-stream: token_id, text, time_ms, step_ms, phase, logprob, position for a token;
     token_id null for text held back until the end; last: finish_reason, usage, timings.
     """
-    from llmrun.cli.loading import load
+    from llmrun.cli.loading import is_alias, load
     from llmrun.cli.one_shot import Answering, Shape, check_receipt, one_shot
     from llmrun.cli.prompting import check_raw, damage_note, gather
 
@@ -63,6 +63,8 @@ def command(
     check_receipt(receipt)
     stdin = _standard_input(session, bool(prompt or files))
     text = gather(prompt, files or (), stdin)
+    if prompt is not None and is_alias(prompt):
+        session.say(f"note: {prompt!r} is taken as the prompt; -m {prompt} chooses that model")
     if note := damage_note(text):
         session.say(note)
     if not text.text.strip():
