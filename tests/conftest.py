@@ -4,8 +4,11 @@ The starter is fetched through the product's own store into the user's cache, on
 The folder is made from it with independent tools (gguf, transformers), anew in each session.
 """
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -87,3 +90,16 @@ def starter_folder(
     save_file(state, str(out / "model.safetensors"), metadata={"format": "pt"})
     AutoTokenizer.from_pretrained(starter_gguf.parent, **source).save_pretrained(out)
     return out
+
+
+@pytest.fixture(scope="session")
+def hub_module() -> ModuleType:
+    """tests/support/hub_server.py, loaded by path: a hub on loopback with switches for faults."""
+    path = Path(__file__).parent / "support" / "hub_server.py"
+    spec = importlib.util.spec_from_file_location("hub_server", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hub_server"] = module
+    spec.loader.exec_module(module)
+    return module

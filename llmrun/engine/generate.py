@@ -146,13 +146,11 @@ def generate(
         time_ns = clock()
         generated.append(pick.token_id)
         position = cache.length(slot)
-        finish: Finish | None = None
-        if pick.token_id in stop_ids:
-            finish = Finish.STOP
-        elif len(generated) == max_tokens:
-            finish = Finish.LENGTH
-        elif position == cache.capacity:
-            finish = Finish.CONTEXT
+        finish = _finish(
+            stop=pick.token_id in stop_ids,
+            length=len(generated) == max_tokens,
+            context=position == cache.capacity,
+        )
         if phase is Phase.PREFILL:
             parts = PrefillParts(
                 start_ns=entered_ns,
@@ -173,6 +171,15 @@ def generate(
             return Finish.INTERRUPTED
         phase, parts = Phase.DECODE, None
         logits = decode_step(model, cache, [slot], [pick.token_id])
+
+
+def _finish(*, stop: bool, length: bool, context: bool) -> Finish | None:
+    # Of several reasons the model's own comes first: a stop id at the limit is a stop.
+    if stop:
+        return Finish.STOP
+    if length:
+        return Finish.LENGTH
+    return Finish.CONTEXT if context else None
 
 
 def _check_request(

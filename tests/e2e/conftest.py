@@ -1,6 +1,5 @@
 """Whole commands as a user types them, each in a process of its own."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -43,19 +42,6 @@ def llmrun(home: dict[str, str], tmp_path: Path) -> Run:
         )
 
     return run
-
-
-@pytest.fixture(scope="session")
-def hub_module() -> ModuleType:
-    """tests/support/hub_server.py, loaded by path."""
-    path = Path(__file__).parents[1] / "support" / "hub_server.py"
-    spec = importlib.util.spec_from_file_location("hub_server", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hub_server"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

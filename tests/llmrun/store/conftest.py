@@ -1,10 +1,8 @@
 """Fixtures of the store's tests: a hub on loopback, small repositories, wheels, no sockets."""
 
 import hashlib
-import importlib.util
 import json
 import socket
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,19 +29,6 @@ FILES = {
     "pytorch_model.bin": b"a pickle",
 }
 TAKEN = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
-
-
-@pytest.fixture(scope="session")
-def hub_module() -> ModuleType:
-    """tests/support/hub_server.py."""
-    path = Path(__file__).parents[2] / "support" / "hub_server.py"
-    spec = importlib.util.spec_from_file_location("hub_server", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hub_server"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
