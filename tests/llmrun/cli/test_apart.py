@@ -31,3 +31,17 @@ def test_ctrl_c_ends_the_work_at_its_next_check() -> None:
     with pytest.raises(KeyboardInterrupt):
         apart(work)
     assert rounds
+
+
+def test_ctrl_c_at_the_very_start_leaves_no_thread_behind() -> None:
+    # The interrupt may strike while the thread is being started, before anybody waits for it.
+    def work(stopped: Stopped) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stopped():
+            time.sleep(0.001)
+
+    for _ in range(50):
+        with pytest.raises(KeyboardInterrupt):
+            apart(work)
+    time.sleep(0.05)
+    assert [t.name for t in threading.enumerate() if t.name == "apart"] == []
