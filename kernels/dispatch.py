@@ -1,20 +1,27 @@
 """Which backend serves a device, and why the others do not. Decided at load, never per token.
 
 Backends are found, not listed: a module or folder of ``llmrun.kernels`` that exports ``BACKEND``
-(``kernels.ops.BackendInfo``) counts. ``PREFERENCE`` orders them; its reasons are measured.
+(``kernels.ops.BackendInfo``) counts. ``PREFERENCE`` orders them; its reasons are measured. Those
+behind the one that is bound are not even imported.
 """
 
 import pkgutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 import llmrun.kernels as room
 from llmrun.errors import UnavailableError
 from llmrun.kernels.ops import OPS, WEIGHT_OPS, Backend, BackendInfo
 
-PREFERENCE = ("reference",)
-"""Best first. A backend that is not named here comes last, in alphabetical order."""
+PREFERENCE = ("cpu", "reference")
+"""Their modules, best first. One that is not named here comes last, in alphabetical order.
+
+``cpu`` before ``reference``: it starts without torch, whose import takes as long as everything else
+together up to the first token, and its kernels read weights in their storage form.
+"""
 
 KINDS = ("bf16", "f16", "f32", "int4", "int8", "lut4")
 """Families of storage forms (first word of ``Form.kind``), for the table of ``doctor``."""
@@ -40,16 +47,22 @@ class Row:
 
 
 def backends() -> tuple[BackendInfo, ...]:
-    """All backends, in order of preference."""
-    found: dict[str, BackendInfo] = {}
-    for module in pkgutil.iter_modules(room.__path__):
-        info = getattr(import_module(f"llmrun.kernels.{module.name}"), "BACKEND", None)
+    """All backends, in order of preference. ValueError if two have one name."""
+    found = tuple(_found())
+    names = sorted(info.name for info in found)
+    if len(set(names)) < len(names):
+        raise ValueError(f"two backends have the same name: {names}")
+    return found
+
+
+def _found() -> Iterator[BackendInfo]:
+    """Backends in order of preference, each imported only when it is asked for."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(room.__path__))
+    known = [name for name in PREFERENCE if name in modules]
+    for name in [*known, *(name for name in modules if name not in known)]:
+        info = getattr(import_module(f"llmrun.kernels.{name}"), "BACKEND", None)
         if isinstance(info, BackendInfo):
-            if info.name in found:
-                raise ValueError(f"two backends are called {info.name!r}: {sorted(found)}")
-            found[info.name] = info
-    known = [name for name in PREFERENCE if name in found]
-    return tuple(found[name] for name in [*known, *sorted(found.keys() - set(known))])
+            yield info
 
 
 def candidates(device: str) -> tuple[Candidate, ...]:
@@ -58,26 +71,46 @@ def candidates(device: str) -> tuple[Candidate, ...]:
 
 
 def choose_device(wanted: str) -> str:
-    """``auto`` gives ``cuda`` if a backend can use one, else ``cpu``; other values pass through."""
+    """``auto`` gives ``cuda`` if a backend can use one, else ``cpu``; other values pass through.
+
+    Without an NVIDIA driver nobody is asked: the answer of a backend may take seconds of imports.
+    """
     if wanted != "auto":
         return wanted
-    usable = any(candidate.reason is None for candidate in candidates("cuda"))
-    return "cuda" if usable else "cpu"
+    if not has_nvidia_driver():
+        return "cpu"
+    return "cpu" if problem("cuda") is not None else "cuda"
+
+
+def has_nvidia_driver(root: Path = Path("/")) -> bool:
+    """Whether the system shows signs of an NVIDIA driver, WSL's and Jetson's included.
+
+    False only where there can be none; on other systems than Linux and macOS always True.
+    """
+    if sys.platform == "darwin":
+        return False
+    if sys.platform != "linux":
+        return True
+    signs = ("dev/nvidiactl", "dev/dxg", "dev/nvhost-ctrl", "dev/nvgpu", "proc/driver/nvidia")
+    return any((root / sign).exists() for sign in signs)
 
 
 def problem(device: str) -> str | None:
     """Why no backend serves a device, every reason by name; None if one does."""
-    offers = candidates(device)
-    if any(candidate.reason is None for candidate in offers):
-        return None
-    return "; ".join(f"{c.info.name}: {c.reason}" for c in offers)
+    reasons = []
+    for info in _found():
+        reason = info.available(device)
+        if reason is None:
+            return None
+        reasons.append(f"{info.name}: {reason}")
+    return "; ".join(reasons)
 
 
 def bind(device: str, threads: int) -> Backend:
     """Create the backend that serves a device. UnavailableError with every reason if none does."""
-    for candidate in candidates(device):
-        if candidate.reason is None:
-            return candidate.info.create(device, threads)
+    for info in _found():
+        if info.available(device) is None:
+            return info.create(device, threads)
     raise UnavailableError(
         f"device {device} cannot be used ({problem(device)})",
         "use --device cpu, or see `llmrun doctor` for what this machine offers",

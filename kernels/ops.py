@@ -10,7 +10,7 @@ Tolerance against the reference: relative error <= 1e-5 for fp32 activations, 2e
 rounding where a backend computes in 16 bits or quantizes activations to 8 (then it says so).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,15 @@ from llmrun.kernels.host import HostArray
 
 Array = Any
 """A backend's own array; opaque to everything above ``kernels``."""
+
+Interrupt = Callable[[], bool]
+"""Asked between layers and steps; True ends the work."""
+
+
+def never() -> bool:
+    """The interrupt that does not come."""
+    return False
+
 
 OPS = (
     "embed",
@@ -224,6 +233,22 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Return when all issued work is done (a stamp may be taken after it)."""
+
+    # --- running ------------------------------------------------------------------------------
+    def run_layers(
+        self,
+        step: Step,
+        kv: Sequence[KvLayer],
+        key: object,
+        emit: Callable[[], Iterator[None]],
+        interrupt: Interrupt,
+    ) -> bool:
+        """Run the ops that ``emit`` issues, layer by layer; False if interrupted between two.
+
+        ``emit`` yields after each layer. For the same ``kv`` and ``key`` it issues the same ops on
+        the same arrays, whatever the step holds, so a backend may record them once and replay
+        them. The result is the same bit for bit.
+        """
 
     # --- ops ----------------------------------------------------------------------------------
     def embed(self, step: Step, table: Weight, scale: float, h: Array) -> None:

@@ -1,14 +1,24 @@
 """The reference backend's class: arrays, ops and measured ceilings on one torch device."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from llmrun.kernels.forms import Form
 from llmrun.kernels.forms import nbytes as form_bytes
 from llmrun.kernels.host import HostArray
-from llmrun.kernels.ops import Attention, Expert, Heads, Linear, Norm, Pick, PickRequest, Rope
+from llmrun.kernels.ops import (
+    Attention,
+    Expert,
+    Heads,
+    Interrupt,
+    Linear,
+    Norm,
+    Pick,
+    PickRequest,
+    Rope,
+)
 from llmrun.kernels.reference import attention as attention_ops
 from llmrun.kernels.reference import sampling
 from llmrun.kernels.reference.allocation import allocating
@@ -77,6 +87,18 @@ class TorchBackend:
         """Wait for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    # --- running ------------------------------------------------------------------------------
+    def run_layers(
+        self,
+        step: TorchStep,
+        kv: Sequence[TorchKvLayer],
+        key: object,
+        emit: Callable[[], Iterator[None]],
+        interrupt: Interrupt,
+    ) -> bool:
+        """Run the ops as they come."""
+        return not any(interrupt() for _ in emit())
 
     # --- ops ----------------------------------------------------------------------------------
     def embed(self, step: TorchStep, table: TorchWeight, scale: float, h: torch.Tensor) -> None:

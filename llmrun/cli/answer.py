@@ -14,7 +14,8 @@ from llmrun.cli.assemble import LoadedModel
 from llmrun.cli.prompting import Prompt
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish, TokenEvent
-from llmrun.engine.generate import Interrupt, Progress, generate, never
+from llmrun.engine.generate import Progress, generate
+from llmrun.kernels.ops import Interrupt, never
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.stream import Events, drain
 from llmrun.kernels.ops import Sampling

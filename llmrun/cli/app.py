@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 import llmrun
 from llmrun.cli import commands, exits
+from llmrun.cli.plain_values import convert_plainly
 from llmrun.cli.session import Session
 from llmrun.cli.settings import Settings, read_settings
 from llmrun.cli.terminal import Terminal, use_utf8
@@ -64,10 +65,12 @@ def build() -> TyperGroup:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback(invoke_without_command=True)(_start)
-    for name, command in found().items():
+    commands_found = found()
+    for name, command in commands_found.items():
         app.command(name)(command)
     program = typer.main.get_command(app)
     assert isinstance(program, TyperGroup)  # an app with a callback is one
+    convert_plainly(program, commands_found)
     return program
 
 

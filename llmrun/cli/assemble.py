@@ -4,18 +4,18 @@ Free of typer and rich, so that tests and benchmarks assemble the same way. One 
 resolve, fetch, open, choose a scheme, (quantize,) bind a backend, build, tokenizer, template.
 """
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmrun.cli import memory
-from llmrun.cli.apart import Stopped, apart, check
+from llmrun.cli.apart import Stopped, apart, beside, check
 from llmrun.cli.choice import Choice, change, choose_scheme, plan_weights, weights_to_plan
-from llmrun.cli.conversation import open_conversation
-from llmrun.cli.conversion import refusal
+from llmrun.cli.conversation import Conversation, open_conversation
 from llmrun.cli.fetching import fetch_model, recommended_scheme
-from llmrun.cli.quantizing import quantized_copy
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import Source, open_source
 from llmrun.cli.threads import usable_processors
@@ -33,11 +33,16 @@ from llmrun.quant.recipe import Planned
 from llmrun.quant.scheme import Scheme, find
 from llmrun.store.model import LocalModel
 from llmrun.store.progress import Progress
-from llmrun.text.template import ChatTemplate
+from llmrun.text.limits import RenderLimits
+from llmrun.text.render_process import RenderProcess
+from llmrun.text.template import ChatTemplate, renderer
 from llmrun.text.tokenizer import Tokenizer
 
 ONE_OFF = ("fetch", "quantize")
 """Parts of the first load only, when a model is brought here: no part of its loading time."""
+
+BUILD = "tokenizer+weights"
+"""The part in which both are built, side by side."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,12 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Milliseconds of each part; ``total_ms`` leaves out what only the first load does."""
+    """Milliseconds of each part, one after the other; ``beside_ms``: of the works that share the
+    part ``BUILD``. ``total_ms`` leaves out what only the first load does.
+    """
 
     parts_ms: Mapping[str, float]
+    beside_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def total_ms(self) -> float:
@@ -110,6 +118,20 @@ class LoadedModel:
 
 def load(options: LoadOptions, settings: Settings, progress: Progress) -> LoadedModel:
     """Load a model ready to answer. Every refusal is an LlmrunError with its exit code."""
+    process = renderer(RenderLimits())
+    if options.chat:
+        process.start()  # first of all, for it takes as long as much of what follows
+    try:
+        with _no_collections():
+            return _load(options, settings, progress, process)
+    except BaseException:
+        process.close()
+        raise
+
+
+def _load(
+    options: LoadOptions, settings: Settings, progress: Progress, process: RenderProcess
+) -> LoadedModel:
     clock = _Stopwatch()
     kv_form = _kv_form(options.kv)
     device = dispatch.choose_device(options.device)
@@ -125,16 +147,26 @@ def load(options: LoadOptions, settings: Settings, progress: Progress) -> Loaded
     clock.lap("open")
     asked = choice.scheme
     if _is_kept_in_store(choice, source):
+        from llmrun.cli.quantizing import quantized_copy
+
         wanted = (source, choice, local, settings, progress, options.allow_partial)
         source, made = apart(lambda stopped: quantized_copy(*wanted, stopped))
         choice = Choice(None, choice.name, choice.note)
         notes += made
         clock.lap("quantize")
-    conversation = open_conversation(local.path, original, options.template, starts=options.chat)
-    clock.lap("tokenizer")
     bound = (choice, asked, source, backend, options)
-    decoder, coverage = apart(lambda stopped: _build(*bound, stopped))
-    clock.lap("weights")
+    beside_ms: dict[str, float] = {}
+
+    def build_weights(stopped: Stopped) -> tuple[Decoder, Coverage]:
+        with _timed(beside_ms, "weights"):
+            return _build(*bound, stopped)
+
+    def build_conversation(stopped: Stopped) -> Conversation:
+        with _timed(beside_ms, "tokenizer"):
+            return open_conversation(local.path, original, options.template, process)
+
+    (decoder, coverage), conversation = beside(build_weights, build_conversation)
+    clock.lap(BUILD)
     if coverage.partial:
         notes.append(_partial_note(coverage))
     if options.threads is not None and options.threads > usable:
@@ -152,7 +184,7 @@ def load(options: LoadOptions, settings: Settings, progress: Progress) -> Loaded
         sampling=conversation.sampling,
         context=context,
         kv_form=kv_form,
-        times=LoadTimes(clock.parts_ms),
+        times=LoadTimes(clock.parts_ms, beside_ms),
         notes=tuple(notes),
         decisions=(choice.note, *_decisions(options, source, backend)),
         stops=conversation.stops,
@@ -161,8 +193,12 @@ def load(options: LoadOptions, settings: Settings, progress: Progress) -> Loaded
 
 
 def _is_kept_in_store(choice: Choice, source: Source) -> bool:
+    if choice.scheme is None:
+        return False
+    from llmrun.cli.conversion import refusal
+
     # What files cannot hold is made anew with each load.
-    return choice.scheme is not None and refusal(choice.scheme, source) is None
+    return refusal(choice.scheme, source) is None
 
 
 def _fit(
@@ -244,6 +280,25 @@ def _partial_note(coverage: Coverage) -> str:
         f"some weights stay dense: {coverage.actual_bits:.2f} bits per weight instead of the "
         f"{coverage.requested_bits:.2f} the scheme promises"
     )
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without looking for garbage meanwhile: a vocabulary makes 100,000 objects and no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _timed(taken_ms: dict[str, float], name: str) -> Iterator[None]:
+    start_ns = time.monotonic_ns()
+    yield
+    taken_ms[name] = (time.monotonic_ns() - start_ns) / 1e6
 
 
 class _Stopwatch:

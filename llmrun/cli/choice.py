@@ -83,8 +83,13 @@ def plan_weights(choice: Choice, source: Source, *, resident: bool) -> dict[str,
     weights = weights_to_plan(choice, source)
     planned = plan(choice.scheme, weights, resident=resident)
     if choice.scheme is None and source.is_quantized and resident and not choice.untouched:
-        outer = {n: w for n, w in weights.items() if w[0] in (Role.EMBEDDING, Role.HEAD)}
-        planned |= plan(find(RESIDENT_SCHEME), outer, resident=True)
+        outer = {
+            name: weight
+            for name, weight in weights.items()
+            if weight[0] in (Role.EMBEDDING, Role.HEAD) and is_dense(weight[2])
+        }
+        if outer:  # to look a scheme up imports them all
+            planned |= plan(find(RESIDENT_SCHEME), outer, resident=True)
     return planned
 
 

@@ -9,6 +9,7 @@ from llmrun.cli.source import Source
 from llmrun.engine.sampler import SamplingOptions
 from llmrun.errors import UsageError
 from llmrun.text.folder_tokenizer import read_tokenizer_config
+from llmrun.text.render_process import RenderProcess
 from llmrun.text.template import (
     FALLBACK_STOPS,
     ChatTemplate,
@@ -34,11 +35,11 @@ class Conversation:
 
 
 def open_conversation(
-    path: Path, source: Source, template_file: Path | None, *, starts: bool
+    path: Path, source: Source, template_file: Path | None, process: RenderProcess | None = None
 ) -> Conversation:
     """Build tokenizer and template from a folder's files or a GGUF's metadata.
 
-    ``starts``: start the template's process now. UsageError if ``template_file`` cannot be read;
+    ``process`` is to render the template. UsageError if ``template_file`` cannot be read;
     ModelFileError for damaged files.
     """
     if source.checkpoint.layout == "gguf":
@@ -56,9 +57,8 @@ def open_conversation(
         _token(tokenizer, tokenizer.bos_id),
         _token(tokenizer, tokenizer.eos_id),
         given_by_user=template_file is not None,
+        process=process,
     )
-    if starts:
-        template.start()
     return Conversation(
         tokenizer=tokenizer,
         template=template,

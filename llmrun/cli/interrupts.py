@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from llmrun.engine.generate import Interrupt
+from llmrun.kernels.ops import Interrupt
 
 TWICE_S = 1.0
 """Two presses at most this far apart mean: leave."""

@@ -1,5 +1,6 @@
 """From options to a loaded model, with what there is to say about it on stderr."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from llmrun.cli import assemble
@@ -40,10 +41,14 @@ def load(
     if session.verbose:
         for decision in loaded.decisions:
             session.say(f"chosen: {decision}")
-        parts = ", ".join(f"{part} {ms:.0f} ms" for part, ms in loaded.times.parts_ms.items())
-        session.say(f"loaded in {loaded.times.total_ms:.0f} ms ({parts})")
+        session.say(f"loaded in {loaded.times.total_ms:.0f} ms ({_listed(loaded.times.parts_ms)})")
+        session.say(f"side by side: {_listed(loaded.times.beside_ms)}")
         session.say(facts(loaded))
     return loaded
+
+
+def _listed(parts_ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{part} {ms:.0f} ms" for part, ms in parts_ms.items())
 
 
 def facts(loaded: LoadedModel) -> str:
@@ -66,6 +71,8 @@ def title(local: LocalModel) -> str:
 
 def check_scheme(name: str) -> None:
     """UnavailableError, with the names there are, for an unknown scheme."""
+    if name in ("auto", "none"):
+        return
     from llmrun.quant.scheme import schemes
 
     known_names = ("auto", "none", *schemes())

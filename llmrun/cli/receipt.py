@@ -4,9 +4,7 @@ Keys are an interface. Paths below the user's home start with ``~``. ``fallbacks
 are here to be read: nothing is replaced or dropped without the user having asked for it.
 """
 
-import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import llmrun
@@ -140,6 +138,9 @@ def timings(result: Result) -> Json:
 
 def versions() -> dict[str, str]:
     """llmrun, Python and the libraries that are installed; none of them is imported."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {"llmrun": llmrun.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:

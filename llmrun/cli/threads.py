@@ -1,36 +1,65 @@
-"""How many processors this process may use: affinity and the container's quota, not the box's."""
+"""How many threads a backend gets: what the user asked for, within what this process may use."""
 
-import os
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-def usable_processors(cgroups: Path = CGROUPS) -> int:
-    """Processors allowed by affinity, cut by the CPU quota of the control group; at least 1."""
-    if sys.platform == "linux":
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    quota = _quota(cgroups)
-    return max(1, allowed if quota is None else min(allowed, int(quota)))
+from llmrun.kernels.cpu.topology import Threads, recommended_threads
 
 
-def _quota(cgroups: Path) -> float | None:
-    """Processors by quota: version 2 of control groups, else version 1; None if unlimited."""
-    words = _words(cgroups / "cpu.max")
-    if words is None:
-        quota = _words(cgroups / "cpu" / "cpu.cfs_quota_us")
-        period = _words(cgroups / "cpu" / "cpu.cfs_period_us")
-        words = [*quota, *period] if quota and period else None
-    if words is None or len(words) != 2 or not all(word.isdecimal() for word in words):
-        return None  # "max", -1 or no such file: no limit
-    return int(words[0]) / int(words[1]) if int(words[1]) else None
+@dataclass(frozen=True)
+class ThreadChoice:
+    """Threads of the prompt (``prefill``) and of each further token (``decode``).
+
+    ``decode`` None: the user left it open, and a backend that can finds it by trial, up to
+    ``prefill``. ``why`` says where ``prefill`` comes from; ``notes`` are requests that were cut.
+    """
+
+    prefill: int
+    decode: int | None
+    why: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Threads a backend must be able to run at once."""
+        return max(self.prefill, self.decode or 1)
 
 
-def _words(path: Path) -> list[str] | None:
-    try:
-        return path.read_text("ascii").split()
-    except (OSError, UnicodeDecodeError):
-        return None
+def choose_threads(
+    threads: int | None = None,
+    prefill: int | None = None,
+    decode: int | None = None,
+    machine: Callable[[], Threads] = recommended_threads,
+) -> ThreadChoice:
+    """Settle ``--threads``, ``--threads-prefill`` and ``--threads-decode``.
+
+    None, 0 and -1 leave a number open. The first stands for both of the others where they are
+    open. More threads than can run at once are cut, with a note.
+    """
+    here = machine()
+    notes = []
+    for option, asked in (
+        ("--threads", threads),
+        ("--threads-prefill", prefill),
+        ("--threads-decode", decode),
+    ):
+        if asked is not None and asked > here.most:
+            waits = f"more would only wait for others ({here.limit})"
+            notes.append(f"{option} {asked} is cut to {here.most}: {waits}")
+    both = _within(threads, here.most)
+    first = _within(prefill, here.most) or both
+    return ThreadChoice(
+        prefill=first or here.count,
+        decode=_within(decode, here.most) or both,
+        why="as asked" if first else here.why,
+        notes=tuple(notes),
+    )
+
+
+def usable_processors() -> int:
+    """Threads that can run at once: processors by affinity, cut by the container's quota."""
+    return recommended_threads().most
+
+
+def _within(asked: int | None, most: int) -> int | None:
+    return min(asked, most) if asked is not None and asked > 0 else None

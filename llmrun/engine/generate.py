@@ -14,18 +14,10 @@ from llmrun.engine.events import Clock, Finish, Phase, PrefillParts, TokenEvent
 from llmrun.engine.model import Model
 from llmrun.engine.sampler import Sampler
 from llmrun.errors import InternalError, ModelFileError, UsageError
-from llmrun.kernels.ops import Array, Pick, PickRequest, Span
-
-Interrupt = Callable[[], bool]
-"""Polled between steps; True ends the generation."""
+from llmrun.kernels.ops import Array, Interrupt, Pick, PickRequest, Span, never
 
 Progress = Callable[[int, int], None]
 """Called with prompt ids computed so far and in all (cached ids are in neither)."""
-
-
-def never() -> bool:
-    """The interrupt that does not come."""
-    return False
 
 
 def prefill(
@@ -39,7 +31,7 @@ def prefill(
 ) -> Array | None:
     """Feed ids to a slot in chunks; return the logits [1, V] after the last, None if interrupted.
 
-    ``interrupt`` is polled before each chunk. The device may still be working on the last chunk
+    ``interrupt`` is polled before each chunk and between layers. The device may still be working on the last chunk
     when this returns. ContextError, before any compute, if the ids do not fit behind what the
     slot holds.
     """
@@ -55,7 +47,10 @@ def prefill(
         chunk = token_ids[start : start + model.max_tokens]
         is_last = start + len(chunk) == total
         span = Span(slot, 0, len(chunk), cache.length(slot))
-        logits = model.forward(chunk, [span], cache.layers, [len(chunk) - 1] if is_last else [])
+        rows = [len(chunk) - 1] if is_last else []
+        logits = model.forward(chunk, [span], cache.layers, rows, interrupt)
+        if logits is None:
+            return None
         cache.append(slot, chunk)
     if on_progress is not None:
         model.backend.synchronize()
@@ -75,6 +70,7 @@ def decode_step(
         cache.check_room(slot, 1)
     spans = [Span(slot, row, 1, cache.length(slot)) for row, slot in enumerate(slots)]
     logits = model.forward(token_ids, spans, cache.layers, list(range(len(slots))))
+    assert logits is not None  # a step is never interrupted
     for slot, token_id in zip(slots, token_ids, strict=True):
         cache.append(slot, [token_id])
     return logits

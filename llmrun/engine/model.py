@@ -6,7 +6,7 @@ The engine knows ids, cache slots and logits. It never looks into an array.
 from collections.abc import Sequence
 from typing import Protocol
 
-from llmrun.kernels.ops import Array, Backend, KvLayer, Span
+from llmrun.kernels.ops import Array, Backend, Interrupt, KvLayer, Span
 from llmrun.model.spec import DecoderSpec
 
 
@@ -43,9 +43,11 @@ class Model(Protocol):
         spans: Sequence[Span],
         kv: Sequence[KvLayer],
         rows: Sequence[int],
-    ) -> Array:
+        interrupt: Interrupt = ...,
+    ) -> Array | None:
         """Run T ids through the model: K and V go to the cache, logits [R, V] come back.
 
         ``rows`` are the R rows of this call whose logits are wanted; it may be empty, then no head
-        is computed. The array is valid until the next call.
+        is computed. The array is valid until the next call. ``interrupt`` is asked between layers;
+        None comes back if it said yes, and what was written is not to be counted.
         """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from llmrun.engine.events import Finish, TokenEvent
-from llmrun.engine.generate import Interrupt
+from llmrun.kernels.ops import Interrupt
 
 Events = Generator[TokenEvent, None, Finish]
 

@@ -12,7 +12,7 @@ from llmrun.errors import ModelFileError
 from llmrun.formats import limits
 from llmrun.formats.damage import FETCH_AGAIN, damaged, shown
 from llmrun.formats.gguf_values import STRING, UINT32, Cursor, Metadata, Value, walk_value
-from llmrun.quant.gguf_blocks import BLOCK, BLOCK_BYTES
+from llmrun.quant.gguf_blocks import BLOCK_TYPES
 
 TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1"} | {
     **{10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS"},
@@ -23,7 +23,7 @@ TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_
 """Tensor types by number, for messages; those in LAYOUT are read."""
 
 LAYOUT = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2)} | {
-    name: (BLOCK, size) for name, size in BLOCK_BYTES.items()
+    name: (kind.weights, kind.nbytes) for name, kind in BLOCK_TYPES.items()
 }
 """Weights and bytes per block of the types llmrun decodes."""
 

@@ -4,12 +4,23 @@ It wires arrays that it never looks into. ``build`` takes the parameters one at 
 each to the backend and drops it, so the peak is the resident weights plus one tensor.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmrun.errors import ModelFileError
 from llmrun.kernels.forms import Dense, Form
-from llmrun.kernels.ops import Array, Attention, Backend, KvLayer, Linear, Norm, Span, Weight
+from llmrun.kernels.ops import (
+    Array,
+    Attention,
+    Backend,
+    Interrupt,
+    KvLayer,
+    Linear,
+    Norm,
+    Span,
+    Weight,
+    never,
+)
 from llmrun.model.parameters import EMBEDDING, FINAL_NORM, HEAD, expected, layer_name
 from llmrun.model.spec import DecoderSpec, LayerSpec
 
@@ -75,14 +86,24 @@ class Decoder:
         spans: Sequence[Span],
         kv: Sequence[KvLayer],
         rows: Sequence[int],
-    ) -> Array:
+        interrupt: Interrupt = never,
+    ) -> Array | None:
         """Run T tokens through all layers, append to the cache, return logits [R, V].
 
         ``rows`` are the token rows whose logits are wanted (none: the head is not run). The
-        result is valid until the next call.
+        result is valid until the next call; None if ``interrupt`` said so between two layers, and
+        what was written to the cache is then not to be counted.
         """
+        has_rows = len(rows) > 0
+        self._step.set(token_ids, spans, rows)
+        done = self.backend.run_layers(
+            self._step, kv, has_rows, lambda: self._issue(kv, has_rows), interrupt
+        )
+        return self._logits if done else None
+
+    def _issue(self, kv: Sequence[KvLayer], has_rows: bool) -> Iterator[None]:
+        # Nothing in here may depend on the step: backends record it.
         ops, step, h = self.backend, self._step, self._h
-        step.set(token_ids, spans, rows)
         ops.embed(step, self._embedding, 1.0, h)
         for layer, cache in zip(self._layers, kv, strict=True):
             ops.norm_linear(step, h, layer.input_norm, layer.qkv, self._y)
@@ -95,9 +116,9 @@ class Decoder:
                 step, h, layer.mlp_norm, layer.gate, layer.up, self.spec.activation, self._a
             )
             ops.linear_add(step, self._a, layer.down, None, h)
-        if rows:
+            yield
+        if has_rows:
             ops.norm_head(step, h, self._final_norm, self._head, 1.0, self._logits)
-        return self._logits
 
     @property
     def weight_bytes(self) -> int:

@@ -12,13 +12,16 @@ files; one ``.gguf`` path there chooses that file of the repository. A key nobod
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files as package_files
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import UsageError
 from llmrun.store import names
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,24 @@ class Catalog:
 
 def load(path: Path | None = None) -> Catalog:
     """Read the catalog at ``path``, or llmrun's own. UsageError if it is broken."""
-    where = str(path) if path else "models.toml"
+    return _load(path) if path else _packaged()
+
+
+@cache
+def _packaged() -> Catalog:
+    """Our own, which does not change while llmrun runs; several parts of a command ask for it."""
+    installed = Path(__file__).parents[1] / "models.toml"
+    if installed.is_file():
+        return _load(installed, "models.toml")
+    from importlib.resources import files  # where the package is installed for editing
+
+    return _load(files("llmrun") / "models.toml", "models.toml")
+
+
+def _load(path: "Traversable", where: str | None = None) -> Catalog:
+    where = where or str(path)
     try:
-        packaged = package_files("llmrun") / "models.toml"
-        text = path.read_text("utf-8") if path else packaged.read_text("utf-8")
-        document = tomllib.loads(text)
+        document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
         raise UsageError(f"The catalog {where} cannot be read: {err}", "Correct the file.") from err
     return parse(document, where)

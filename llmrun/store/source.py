@@ -7,6 +7,7 @@ files, verified, into a private folder. Naming and publishing are not its busine
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -79,18 +80,23 @@ class Source(Protocol):
 
 def find_sources() -> dict[str, Source]:
     """Every source, by module name."""
-    package = importlib.import_module("llmrun.store")
-    found: dict[str, Source] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        source = getattr(importlib.import_module(f"llmrun.store.{module.name}"), "SOURCE", None)
-        if source is not None:
-            found[module.name] = source
-    return found
+    return dict(_walk())
 
 
 def source_for(reference: Reference) -> Source:
-    """The one source that handles a reference."""
-    found = {name: source for name, source in find_sources().items() if source.handles(reference)}
-    if len(found) != 1:
-        raise InternalError(f"{reference.kind} models are handled by {sorted(found) or 'nobody'}.")
-    return next(iter(found.values()))
+    """The source that handles a reference; those behind it are not imported."""
+    for _, source in _walk(first=reference.kind):
+        if source.handles(reference):
+            return source
+    raise InternalError(f"{reference.kind} models are handled by nobody.")
+
+
+def _walk(first: str = "") -> Iterator[tuple[str, Source]]:
+    """Sources and their modules; the module called ``first``, if there is one, before the others:
+    a source is mostly named after the kind it handles."""
+    package = importlib.import_module("llmrun.store")
+    modules = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    for name in sorted(modules, key=lambda name: name != first):
+        source = getattr(importlib.import_module(f"llmrun.store.{name}"), "SOURCE", None)
+        if source is not None:
+            yield name, source

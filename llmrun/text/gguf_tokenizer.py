@@ -7,13 +7,14 @@ kind or split name is refused by name, since a near guess would quietly lower a 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from llmrun.errors import ModelFileError
 
 T = TypeVar("T")
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_TWO = [True, True]
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -93,7 +94,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
     if kind == "gpt2":
         split = _split(str(metadata.get("tokenizer.ggml.pre", "default")))
         prefix_space, default_bos = "never", split.add_bos
-        merges = [_pair(merge) for merge in _sequence(metadata, "merges", str)]
+        merges = _pairs(_sequence(metadata, "merges", str))
     elif kind == "llama":
         split, default_bos = None, True
         tokens, merges = _sentencepiece(metadata, tokens, types)
@@ -103,9 +104,9 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
             f"The GGUF holds a tokenizer of the kind {kind!r}; llmrun reads 'gpt2' and 'llama'.",
             "Use the model's safetensors version (a folder with tokenizer.json).",
         )
-    vocabulary: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        vocabulary.setdefault(token, index)
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(vocabulary) < len(tokens):  # of equal tokens the first counts
+        vocabulary = {token: index for index, token in reversed([*enumerate(tokens)])}
     bos_id, eos_id, unknown_id = (
         _id(metadata, f"{name}_token_id", len(tokens)) for name in ("bos", "eos", "unknown")
     )
@@ -113,10 +114,12 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
         unknown_id = None  # bytes spell everything
     # What the file names as BOS, EOS or unknown is no word, whatever type it has there (``<unk>``
     # has one of its own, and files without types have none).
-    named = {bos_id, eos_id, unknown_id}
+    named = {index for index in (bos_id, eos_id, unknown_id) if index is not None}
     control: list[str] = []
     user_defined: list[str] = []
-    for index, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
+    unusual = [index for index, token_type in enumerate(types) if token_type != _NORMAL]
+    for index in sorted(named.union(unusual)):
+        token, token_type = tokens[index], types[index]
         if token and (token_type == _CONTROL or index in named):
             control.append(token)
         elif token and token_type == _USER_DEFINED:
@@ -198,16 +201,17 @@ def _sequence(
         return []
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise _damaged(f"tokenizer.ggml.{key} is missing or not a list")
-    if not all(isinstance(value, kind) for value in values):
+    if not all(issubclass(found, kind) for found in set(map(type, values))):
         raise _damaged(f"tokenizer.ggml.{key} holds something else than {kind.__name__}")
     return values
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, space, right = merge.partition(" ")
-    if not (left and space and right) or " " in right:
-        raise _damaged(f"the merge {merge[:40]!r} is not two tokens")
-    return left, right
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if set(map(len, pairs)) != {2} or not all(map(all, pairs)):
+        wrong = next(m for m, pair in zip(merges, pairs, strict=True) if [*map(bool, pair)] != _TWO)
+        raise _damaged(f"the merge {wrong[:40]!r} is not two tokens")
+    return cast("list[tuple[str, str]]", pairs)
 
 
 def _id(metadata: Mapping[str, object], key: str, n_tokens: int) -> int | None:

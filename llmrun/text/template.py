@@ -7,7 +7,6 @@ A template is a program by a stranger. It runs in a process of its own (render_c
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 
 from llmrun.errors import LlmrunError, ModelFileError, UsageError
@@ -40,10 +39,18 @@ class FoundTemplate:
     is_fallback: bool = False
 
 
+def renderer(limits: RenderLimits) -> RenderProcess:
+    """A child process that renders any template; not started yet."""
+    script = Path(__file__).with_name("render_child.py")
+    arguments = [str(script), str(limits.memory_bytes), str(limits.seconds)]
+    return RenderProcess(arguments, limits)
+
+
 class ChatTemplate:
     """Renders conversations. ``given_by_user``: a broken template is their mistake (exit 2).
 
-    The child process starts with the first ``render``, or ahead of it by ``start``.
+    ``process``: from ``renderer`` with the same limits, perhaps started before the template was
+    known. It, or a new one, starts with the first ``render``, or ahead of it by ``start``.
     """
 
     def __init__(
@@ -54,14 +61,13 @@ class ChatTemplate:
         *,
         limits: RenderLimits | None = None,
         given_by_user: bool = False,
+        process: RenderProcess | None = None,
     ) -> None:
         self._source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._limits = limits or RenderLimits()
         self._given_by_user = given_by_user
-        script = resources.files("llmrun.text").joinpath("render_child.py")
-        arguments = [str(script), str(self._limits.memory_bytes), str(self._limits.seconds)]
-        self._process = RenderProcess(arguments, self._limits)
+        self._process = process or renderer(self._limits)
 
     def start(self) -> None:
         """Starts the child process now, for instance while weights load; returns at once."""

@@ -1,33 +1,119 @@
 """Binding a device to a backend, with reasons."""
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from llmrun.errors import UnavailableError
 from llmrun.kernels import dispatch
-from llmrun.kernels.ops import OPS
+from llmrun.kernels.ops import OPS, BackendInfo
+
+
+def backend(name: str, why_not: str | None = None) -> BackendInfo:
+    """A backend that creates its own name."""
+    return BackendInfo(name, lambda device: why_not, lambda op, kind: None, lambda d, t: name)  # type: ignore[arg-type,return-value]
+
+
+class Room:
+    """Backends in place of those of this machine; ``imported``: those that were, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: dict[str, BackendInfo] = {}
+        self.imported: list[str] = []
+
+    def add(self, name: str, info: BackendInfo) -> None:
+        (self.folder / f"{name}.py").touch()
+        self.found[name] = info
+
+    def import_module(self, name: str) -> SimpleNamespace:
+        last = name.rpartition(".")[2]
+        self.imported.append(last)
+        return SimpleNamespace(BACKEND=self.found[last])
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
+    made = Room(tmp_path)
+    monkeypatch.setattr(dispatch.room, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(dispatch, "import_module", made.import_module)
+    return made
 
 
 def test_the_cpu_is_always_served() -> None:
-    backend = dispatch.bind("cpu", threads=1)
-    assert (backend.name, backend.device, backend.threads) == ("reference", "cpu", 1)
+    first = next(c for c in dispatch.candidates("cpu") if c.reason is None)
+    bound = dispatch.bind("cpu", threads=1)
+    assert (bound.name, bound.device, bound.threads) == (first.info.name, "cpu", 1)
     rows = list(dispatch.table("cpu"))
     assert {row.op for row in rows} == set(OPS)
-    assert all(row.backend == "reference" for row in rows)
+    assert all(row.backend for row in rows)
 
 
 @pytest.mark.parametrize("device", ["mps", "tpu", "cuda:x", "cuda:99"])
-def test_an_unusable_device_is_refused_with_the_reason(device: str) -> None:
-    (candidate,) = dispatch.candidates(device)
-    assert candidate.reason
+def test_an_unusable_device_is_refused_with_every_reason(device: str) -> None:
+    reasons = [candidate.reason or "" for candidate in dispatch.candidates(device)]
+    assert all(reasons)
     with pytest.raises(UnavailableError) as refused:
         dispatch.bind(device, threads=1)
-    assert candidate.reason in str(refused.value)
+    assert all(reason in str(refused.value) for reason in reasons)
     assert "--device cpu" in refused.value.next_step
-    assert candidate.reason in str(dispatch.problem(device))
+    assert all(reason in str(dispatch.problem(device)) for reason in reasons)
     assert dispatch.problem("cpu") is None
 
 
 def test_auto_takes_what_this_machine_has() -> None:
-    usable = dispatch.candidates("cuda")[0].reason is None
+    usable = any(candidate.reason is None for candidate in dispatch.candidates("cuda"))
     assert dispatch.choose_device("auto") == ("cuda" if usable else "cpu")
     assert dispatch.choose_device("cuda:1") == "cuda:1"
+
+
+def test_backends_come_in_order_of_preference(room: Room) -> None:
+    for name in ("zebra", "reference", "abacus", "cpu"):
+        room.add(name, backend(name))
+    names = [info.name for info in dispatch.backends()]
+    assert names == [*dispatch.PREFERENCE, "abacus", "zebra"]
+
+
+def test_what_stands_behind_the_bound_one_is_not_imported(room: Room) -> None:
+    first, second = dispatch.PREFERENCE[:2]
+    room.add(first, backend(first))
+    room.add(second, backend(second))
+    assert dispatch.bind("cpu", 1) == first
+    assert dispatch.problem("cpu") is None
+    assert set(room.imported) == {first}
+    room.add(first, backend(first, "broken"))
+    assert dispatch.bind("cpu", 1) == second
+
+
+def test_two_backends_of_one_name_are_an_error(room: Room) -> None:
+    for name in ("one", "two"):
+        room.add(name, backend("same"))
+    with pytest.raises(ValueError, match="same name"):
+        dispatch.backends()
+
+
+@pytest.mark.parametrize(("driver", "device"), [(False, "cpu"), (True, "cuda")])
+def test_without_a_driver_auto_asks_nobody(
+    driver: bool, device: str, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.add("reference", backend("reference"))
+    monkeypatch.setattr(dispatch, "has_nvidia_driver", lambda: driver)
+    assert dispatch.choose_device("auto") == device
+    assert room.imported == (["reference"] if driver else [])
+
+
+@pytest.mark.parametrize("sign", ["dev/nvidiactl", "dev/dxg", "proc/driver/nvidia"])
+def test_signs_of_a_driver(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not dispatch.has_nvidia_driver(tmp_path)
+    (tmp_path / sign).mkdir(parents=True)
+    assert dispatch.has_nvidia_driver(tmp_path)
+
+
+def test_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert dispatch.has_nvidia_driver(tmp_path)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not dispatch.has_nvidia_driver(tmp_path)

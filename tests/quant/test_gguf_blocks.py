@@ -1,65 +1,197 @@
-"""Blocks become storage forms without changing a weight, for any bytes."""
+"""Blocks become storage forms as gguf's own dequantization reads them, natively and with torch."""
+
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
 import pytest
 
+from llmrun.errors import UnavailableError
+from llmrun.kernels.cpu import gguf as native
 from llmrun.kernels.forms import GroupInt
 from llmrun.kernels.host import DType, HostArray
-from llmrun.quant.gguf_blocks import BLOCK_BYTES, unblock
+from llmrun.quant.gguf_blocks import BLOCK_TYPES, unblock
+
+K_TYPES = [kind for kind, stored in BLOCK_TYPES.items() if stored.products]
+HEADS = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+"""Where the f16 numbers of a block are, if not at its first byte alone."""
+EDGES = [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.0, 500.0, -500.0]
 
 
-def _random_blocks(kind: str, n: int, k: int) -> bytearray:
-    """Return random codes with finite random scales, negative and subnormal ones among them."""
-    rng = np.random.default_rng(n * k)
-    blocks = rng.integers(0, 256, (n * k // 32, BLOCK_BYTES[kind]), np.uint8)
-    heads = 2 if kind == "Q4_1" else 1
-    scales = rng.standard_normal((len(blocks), heads)).astype(np.float16)
-    scales[::5] = np.float16(6e-8)
-    scales[1::5] = -np.abs(scales[1::5])
-    scales[2::5] = np.float16(65504)
-    blocks[:, : 2 * heads] = scales.view(np.uint8)
-    return bytearray(blocks.tobytes())
+@pytest.fixture(params=["native", "torch"])
+def unpacker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the native library, or as if there were none."""
+    if request.param == "torch":
+
+        def missing() -> None:
+            raise UnavailableError("no library")
+
+        monkeypatch.setattr(native, "library", missing)
+    else:
+        try:
+            native.library()
+        except UnavailableError as error:
+            pytest.skip(f"no native library: {error.what}")
+    return request.param
 
 
-def _weights(form: GroupInt) -> np.ndarray:
-    """Return the weights by the storage form's own formula, in float64."""
-    codes = np.frombuffer(form.codes.data, np.uint8).reshape(form.codes.shape)
-    if form.bits == 4:
-        codes = np.stack((codes & 15, codes >> 4), -1).reshape(form.shape)
-    u = codes.reshape(-1, form.group).astype(np.float64)
-    s = np.frombuffer(form.scales.data, np.float16).astype(np.float64)[:, None]
-    if form.mins is None:
-        return (s * (u - 2 ** (form.bits - 1))).reshape(form.shape)
-    m = np.frombuffer(form.mins.data, np.float16).astype(np.float64)[:, None]
-    return (s * u + m).reshape(form.shape)
+def random_blocks(kind: str, count: int, seed: int = 0) -> np.ndarray:
+    """Random bytes, u8 [count, bytes]; f16 numbers are small, or one of EDGES (all occur)."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (count, BLOCK_TYPES[kind].nbytes), np.uint8)
+    for index, at in enumerate(HEADS.get(kind, [0])):
+        numbers = rng.standard_normal(count).astype(np.float16)
+        numbers[index::3] = np.resize(np.array(EDGES, np.float16), len(numbers[index::3]))
+        blocks[:, at : at + 2] = numbers[:, None].view(np.uint8)
+    return blocks
 
 
-@pytest.mark.parametrize("shape", [(1, 32), (3, 64), (7, 96), (65, 576), (300, 4096)])
-@pytest.mark.parametrize("kind", BLOCK_BYTES)
-def test_equal_to_the_reference(kind: str, shape: tuple[int, int]) -> None:
-    raw = _random_blocks(kind, *shape)
-    form = unblock(kind, HostArray(DType.U8, (len(raw),), memoryview(raw)), shape)
+def unblocked(kind: str, blocks: np.ndarray, n: int, exact: bool = False) -> GroupInt:
+    raw = bytearray(blocks.tobytes())
+    shape = (n, blocks.shape[0] * BLOCK_TYPES[kind].weights // n)
+    host = HostArray(DType.U8, (len(raw),), memoryview(raw))
+    form, finite = unblock(kind, host, shape, exact=exact)
+    assert finite
+    return form
+
+
+def reference(kind: str, blocks: np.ndarray, n: int) -> np.ndarray:
+    """Weights f32 [n, K] by the gguf package."""
     type_ = gguf.GGMLQuantizationType[kind]
-    expected = gguf.quants.dequantize(np.frombuffer(raw, np.uint8).reshape(shape[0], -1), type_)
-    assert np.array_equal(_weights(form).astype(np.float32), expected)
-    assert (form.group, form.mins is not None) == (32, kind == "Q4_1")
+    return gguf.quants.dequantize(blocks.reshape(n, -1), type_)
 
 
-@pytest.mark.parametrize("kind", BLOCK_BYTES)
-def test_scales_keep_their_bits_even_if_not_finite(kind: str) -> None:
-    size = BLOCK_BYTES[kind]
-    raw = bytearray(64 * size)
-    for block in range(64):
-        raw[block * size : block * size + 2] = (0x7C00 + 37 * block).to_bytes(2, "little")
-    form = unblock(kind, HostArray(DType.U8, (len(raw),), memoryview(raw)), (2, 1024))
-    expected = [0x7C00 + 37 * block for block in range(64)]
-    assert np.frombuffer(form.scales.data, np.uint16).tolist() == expected
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def fp32(form: GroupInt, oracle: SimpleNamespace) -> np.ndarray:
+    """The weight by the form's formula, every operation in fp32."""
+    u = oracle.levels(form).astype(np.float32)
+    s = oracle.spread(form.scales, form.shape[1]).astype(np.float32)
+    if form.mins is None:
+        return s * (u - np.float32(2 ** (form.bits - 1)))
+    return s * u + oracle.spread(form.mins, form.shape[1]).astype(np.float32)
+
+
+@pytest.mark.parametrize(("n", "blocks_per_row"), [(1, 1), (3, 2), (7, 5), (65, 3)])
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_exact_is_bit_for_bit_the_reference(
+    kind: str, n: int, blocks_per_row: int, unpacker: str, oracle: SimpleNamespace
+) -> None:
+    blocks = random_blocks(kind, n * blocks_per_row)
+    form = unblocked(kind, blocks, n, exact=True)
+    assert same_bits(fp32(form, oracle), reference(kind, blocks, n))
+    stored = BLOCK_TYPES[kind]
+    assert (form.bits, form.group, form.mins is not None) == (
+        stored.bits,
+        stored.group,
+        stored.mins,
+    )
+
+
+def assert_rounded_once(form: GroupInt, exact: GroupInt, oracle: SimpleNamespace) -> None:
+    assert bytes(form.codes.data) == bytes(exact.codes.data)
+    for name in form.arrays.keys() - {"codes"}:
+        rounded = oracle.read(exact.arrays[name]).astype(np.float16)
+        assert form.arrays[name].dtype is DType.F16
+        assert bytes(form.arrays[name].data) == rounded.tobytes()
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_by_default_each_product_is_rounded_once(
+    kind: str, unpacker: str, oracle: SimpleNamespace
+) -> None:
+    blocks = random_blocks(kind, 300)
+    assert_rounded_once(unblocked(kind, blocks, 4), unblocked(kind, blocks, 4, exact=True), oracle)
+
+
+@pytest.mark.parametrize("kind", sorted(BLOCK_TYPES.keys() - K_TYPES))
+def test_what_the_format_itself_makes(kind: str, unpacker: str, oracle: SimpleNamespace) -> None:
+    weight = np.random.default_rng(1).standard_normal((5, 96), np.float32)
+    weight[1] = 0
+    blocks = gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])
+    form = unblocked(kind, blocks.reshape(-1, BLOCK_TYPES[kind].nbytes), 5)
+    assert same_bits(fp32(form, oracle), reference(kind, blocks, 5))
+
+
+def extremes(kind: str) -> np.ndarray:
+    """Blocks of equal bytes (codes and scales at both ends), with d and dmin of all signs."""
+    fills = [0x00, 0xFF, 0x0F, 0xF0, 0x3F, 0xC0, 0x80, 0x7F]
+    numbers = np.array([1.5, -1.5, 0, -0.0, 6e-8, 100], np.float16)
+    blocks = np.repeat(np.array(fills, np.uint8), len(numbers) ** 2)[:, None]
+    blocks = np.repeat(blocks, BLOCK_TYPES[kind].nbytes, axis=1)
+    for index, at in enumerate(HEADS.get(kind, [0])):
+        column = np.resize(np.repeat(numbers, len(numbers) ** index), len(blocks))
+        blocks[:, at : at + 2] = column[:, None].view(np.uint8)
+    return blocks
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_extremes(kind: str, unpacker: str, oracle: SimpleNamespace) -> None:
+    blocks = extremes(kind)
+    form = unblocked(kind, blocks, 2, exact=True)
+    assert same_bits(fp32(form, oracle), reference(kind, blocks, 2))
+    zero = np.zeros((3, BLOCK_TYPES[kind].nbytes), np.uint8)
+    assert not fp32(unblocked(kind, zero, 1), oracle).any()
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_sixteen_bits_cost_little(kind: str, unpacker: str, oracle: SimpleNamespace) -> None:
+    blocks = np.random.default_rng(2).integers(0, 256, (400, BLOCK_TYPES[kind].nbytes), np.uint8)
+    for at in HEADS[kind]:
+        blocks[:, at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
+    expected = reference(kind, blocks, 4).astype(np.float64)
+    error = oracle.decode(unblocked(kind, blocks, 4)) - expected
+    assert 0 < (error**2).mean() / (expected**2).mean() < 1e-6
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_numbers_that_are_not_finite_are_told(kind: str, exact: bool, unpacker: str) -> None:
+    for at in HEADS.get(kind, [0]):
+        for bits in (0x7C00, 0xFC00, 0x7E00, 0x7C01):
+            blocks = np.ones((4, BLOCK_TYPES[kind].nbytes), np.uint8)
+            blocks[2, at : at + 2] = np.array([bits], np.uint16).view(np.uint8)
+            raw = bytearray(blocks.tobytes())
+            shape = (2, 2 * BLOCK_TYPES[kind].weights)
+            host = HostArray(DType.U8, (len(raw),), memoryview(raw))
+            assert not unblock(kind, host, shape, exact=exact)[1]
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_a_product_beyond_sixteen_bits_is_told(kind: str, unpacker: str) -> None:
+    blocks = np.full((1, BLOCK_TYPES[kind].nbytes), 0x3F, np.uint8)
+    blocks[:, HEADS[kind][0] :][:, :2] = np.array([30_000], np.float16).view(np.uint8)
+    raw = bytearray(blocks.tobytes())
+    host = HostArray(DType.U8, (len(raw),), memoryview(raw))
+    assert not unblock(kind, host, (1, 256))[1]
+    assert unblock(kind, host, (1, 256), exact=True)[1]
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_rounding_beside_every_scale(kind: str, unpacker: str, oracle: SimpleNamespace) -> None:
+    # All scales of every kind beside all f16 numbers that stay in range, subnormal ones included.
+    numbers = np.arange(0x5000, dtype=np.uint16).view(np.float16)[::7]
+    blocks = np.random.default_rng(3).integers(
+        0, 256, (len(numbers), BLOCK_TYPES[kind].nbytes), np.uint8
+    )
+    for at in HEADS[kind]:
+        blocks[:, at : at + 2] = numbers[:, None].view(np.uint8)
+    assert_rounded_once(unblocked(kind, blocks, 1), unblocked(kind, blocks, 1, exact=True), oracle)
 
 
 def test_wrong_sizes_are_our_fault() -> None:
     raw = HostArray(DType.U8, (18,), memoryview(bytearray(18)))
-    with pytest.raises(ValueError, match="Q4_0"):
-        unblock("Q4_0", raw, (1, 64))
-    with pytest.raises(ValueError, match="Q4_0"):
-        unblock("Q4_0", raw, (2, 16))
+    for kind, shape in [("Q4_0", (1, 64)), ("Q4_0", (2, 16)), ("Q4_K", (1, 32))]:
+        with pytest.raises(ValueError, match=kind):
+            unblock(kind, raw, shape)
+
+
+def test_numbers_and_sizes_are_those_of_gguf() -> None:
+    for kind, stored in BLOCK_TYPES.items():
+        type_ = gguf.GGMLQuantizationType[kind]
+        assert (type_.value, gguf.GGML_QUANT_SIZES[type_]) == (
+            stored.number,
+            (stored.weights, stored.nbytes),
+        )

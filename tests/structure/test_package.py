@@ -1,6 +1,8 @@
 """The package as installed: names, lean imports, contents of the wheel."""
 
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -72,14 +74,47 @@ def test_every_backend_and_scheme_is_listed_without_torch() -> None:
     assert loaded_after(code, "torch", "numpy", "bitsandbytes") == []
 
 
-@pytest.mark.slow
-def test_wheel_contents(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "-w", str(tmp_path), str(ROOT)], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+def wheel(out: Path, *options: str, **environment: str) -> Path:
+    """Build the wheel of this tree without fetching anything, so CMake must be here already."""
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake on the path")
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", *options]
+    env = {**os.environ, **environment}
+    subprocess.run([*build, "-w", str(out), str(ROOT)], check=True, capture_output=True, env=env)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def check_contents(names: list[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"llmrun"}
     for needed in ("models.toml", "py.typed", "quant/int4.py", "kernels/ops.py", "cli/app.py"):
         assert f"llmrun/{needed}" in names
-    assert [name for name in names if name.endswith((".c", ".cpp", ".h"))] == []
+    sources = (".c", ".cpp", ".h", ".inc", ".o", "CMakeLists.txt")
+    assert [name for name in names if name.endswith(sources)] == []
+
+
+@pytest.mark.slow
+def test_without_a_working_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
+    # A build folder of its own: CMake remembers the compiler it found in the usual one.
+    folder = f"--config-settings=build-dir={tmp_path / 'build'}"
+    built = wheel(tmp_path, folder, CXX=shutil.which("false") or "no-such-compiler")
+    assert built.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(built).namelist()
+    check_contents(names)
+    assert [name for name in names if Path(name).suffix in BUILT] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the whole library, on a machine that has not built it yet
+def test_with_a_compiler_the_wheel_holds_the_library(tmp_path: Path) -> None:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("no C++ compiler on the path")
+    built = wheel(tmp_path)
+    assert "-py3-none-" in built.name  # any Python: the library is opened with ctypes
+    assert not built.name.endswith("-any.whl"), "the library does not compile: `pip install -v .`"
+    names = zipfile.ZipFile(built).namelist()
+    check_contents(names)
+    (library,) = [name for name in names if Path(name).suffix in BUILT]
+    assert library.startswith("llmrun/kernels/cpu/")
+    assert "llmrun_cpu" in library

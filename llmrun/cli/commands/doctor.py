@@ -27,7 +27,7 @@ def command(
     from llmrun.cli.tables import show_json, show_pairs, show_table
 
     session: Session = context.obj.with_options(general)
-    facts = {**_machine(device), **_store(session), **_settings(session)}
+    facts = {**_machine(device), "cpu_engine": _engine(), **_store(session), **_settings(session)}
     if as_json:
         show_json(session, facts)
         return
@@ -60,6 +60,21 @@ def _machine(wanted: str) -> dict[str, Any]:
         "environment": environment({}),
         "python": platform.python_version(),
         "versions": versions(),
+    }
+
+
+def _engine() -> dict[str, Any]:
+    """What computes on the CPU, with how many threads and why; ``problem``: why torch has to."""
+    from llmrun.cli.threads import choose_threads
+    from llmrun.kernels.cpu import library
+
+    problem, choice = library.problem(), choose_threads()
+    return {
+        "name": "native" if problem is None else "torch",
+        "isa": library.library().llmr_isa().decode("ascii") if problem is None else None,
+        "problem": problem,
+        "threads": choice.count,
+        "threads_why": choice.why,
     }
 
 
@@ -101,6 +116,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             (f"backend {b['name']}", f"{b['device']}: {b['reason'] or 'available'}")
             for b in facts["backends"]
         ),
+        *_engine_lines(facts["cpu_engine"]),
         ("bitsandbytes", facts["bitsandbytes"]),
         ("processor", f"{env['cpu'] or 'unknown'}, {facts['usable_processors']} usable"),
         ("memory", size(env["memory_bytes"]) if env["memory_bytes"] else "unknown"),
@@ -117,6 +133,17 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("config file", facts["config_file"] + config),
         ("hub", facts["endpoint"] + (" (offline)" if facts["offline"] else "")),
         ("hub token", f"...{token['ends_with']} from {token['source']}" if token else "none"),
+    ]
+
+
+def _engine_lines(engine: dict[str, Any]) -> list[tuple[str, str]]:
+    threads = f"{engine['threads']} threads ({engine['threads_why']})"
+    if engine["problem"] is None:
+        return [("cpu engine", f"native library for {engine['isa']}, {threads}")]
+    remedy = "install a C++ compiler (g++ or clang), then llmrun again; `pip install -v` shows more"
+    return [
+        ("cpu engine", f"torch, several times slower, {threads}: {engine['problem']}"),
+        ("faster engine", f"the native library is made during installation: {remedy}"),
     ]
 
 

@@ -72,7 +72,12 @@ class Model:
         self.delay_s = float(os.environ.get("FAKE_DELAY_MS", "0")) / 1e3
 
     def forward(
-        self, token_ids: Sequence[int], spans: Sequence[Span], kv: object, rows: Sequence[int]
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        kv: object,
+        rows: Sequence[int],
+        interrupt: object = None,
     ) -> list[int]:
         time.sleep(self.delay_s)
         del self.fed[spans[0].position :]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
-from llmrun.kernels.ops import Heads, Pick, PickRequest, Span
+from llmrun.kernels.ops import Heads, Interrupt, Pick, PickRequest, Span, never
 from llmrun.model.spec import DecoderSpec, LayerSpec
 
 MS = 1_000_000
@@ -99,7 +99,8 @@ class FakeModel:
         spans: Sequence[Span],
         kv: Sequence[KvLayer],
         rows: Sequence[int],
-    ) -> list[int]:
+        interrupt: Interrupt = never,
+    ) -> list[int] | None:
         assert 0 < len(token_ids) <= self.max_tokens
         self.calls.append((list(token_ids), list(spans), list(rows)))
         self.on_forward()

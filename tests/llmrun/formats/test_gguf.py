@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from llmrun.errors import ModelFileError
-from llmrun.formats.gguf import FORMAT
+from llmrun.formats.gguf import FORMAT, open_gguf
 from llmrun.kernels.forms import Dense, GroupInt
+from llmrun.kernels.host import DType
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weight = rng.standard_normal((3, 64), np.float32)
     writer.add_tensor("norm.weight", weight[0])
     writer.add_tensor("half.weight", weight.astype(np.float16))
-    for kind in ("BF16", "Q4_0", "Q4_1", "Q8_0"):
+    for kind in ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
         type_ = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(f"{kind}.weight", gguf.quants.quantize(weight, type_), raw_dtype=type_)
     writer.write_header_to_file()
@@ -41,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_metadata_and_tensors_as_the_reader_gives_them(written: Path) -> None:
     opened = FORMAT.open(written)
     assert opened.layout == "gguf"
-    assert opened.quantization == "GGUF Q4_0, Q4_1, Q8_0"
+    assert opened.quantization == "GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0"
     assert opened.config["llama.context_length"] == 128
     assert opened.config["tokenizer.ggml.tokens"] == ["a", "\u00fc", "<s>"]
     assert opened.config["flag"] is True
@@ -69,12 +70,46 @@ def _weights(form: GroupInt) -> np.ndarray:
     codes = np.frombuffer(form.codes.data, np.uint8).reshape(form.codes.shape)
     if form.bits == 4:
         codes = np.stack((codes & 15, codes >> 4), -1).reshape(form.shape)
-    scales = np.frombuffer(form.scales.data, np.float16).astype(np.float32)
+    stored = np.float32 if form.scales.dtype is DType.F32 else np.float16
+    scales = np.frombuffer(form.scales.data, stored).astype(np.float32)
     u = codes.reshape(scales.size, -1).astype(np.float32)
     if form.mins is None:
         return (scales[:, None] * (u - 2 ** (form.bits - 1))).reshape(form.shape)
-    mins = np.frombuffer(form.mins.data, np.float16).astype(np.float32)
+    mins = np.frombuffer(form.mins.data, stored).astype(np.float32)
     return (scales[:, None] * u + mins[:, None]).reshape(form.shape)
+
+
+@pytest.fixture(scope="module")
+def k_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random blocks of the K types, three rows of two blocks each."""
+    path = tmp_path_factory.mktemp("gguf") / "k.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    rng = np.random.default_rng(0)
+    for kind, numbers in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.items():
+        type_ = gguf.GGMLQuantizationType[kind]
+        blocks = rng.integers(0, 256, (3, 2, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8)
+        for at in numbers:
+            scales = rng.standard_normal((3, 2, 1)).astype(np.float16)
+            blocks[:, :, at : at + 2] = scales.view(np.uint8)
+        writer.add_tensor(f"{kind}.weight", blocks.reshape(3, -1), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_k_types_are_exact_on_request_and_close_by_default(k_types: Path) -> None:
+    exact, opened = open_gguf(k_types, exact=True), FORMAT.open(k_types)
+    assert opened.quantization == "GGUF Q4_K, Q5_K, Q6_K"
+    for tensor in gguf.GGUFReader(k_types).tensors:
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        form, rounded = exact.read(tensor.name), opened.read(tensor.name)
+        assert isinstance(form, GroupInt)
+        assert isinstance(rounded, GroupInt)
+        assert opened.tensors[tensor.name].shape == form.shape == rounded.shape == (3, 512)
+        assert np.array_equal(_weights(form), expected)
+        assert 0 < np.square(_weights(rounded) - expected).mean() < 1e-6 * expected.var()
 
 
 def test_views_do_not_write_into_the_file(written: Path) -> None:

@@ -113,7 +113,11 @@ def _cases(gg: SimpleNamespace) -> dict[str, tuple[bytes, str]]:
         "dimension 2**31": (tensor("t", [2**31], 0, 0), "2,147,483,648"),
         "product over 64 bits": (tensor("t", [2**31 - 1] * 4, 0, 0), "its data ends at"),
         "ragged block": (tensor("t", [48, 2], 2, 0, data=bytes(54)), "Q4_0's block of 32"),
-        "Q4_K": (tensor("t", [256], 12, 0, data=bytes(144)), "type of tensor 't' at byte 45: Q4_K"),
+        "ragged K block": (
+            tensor("t", [384, 2], 12, 0, data=bytes(432)),
+            "dimension of tensor 't' at byte 57: 384 is no multiple of Q4_K's block of 256",
+        ),
+        "Q2_K": (tensor("t", [256], 10, 0, data=bytes(84)), "type of tensor 't' at byte 45: Q2_K"),
         "IQ1_S": (tensor("t", [256], 19, 0, data=bytes(50)), "IQ1_S, which llmrun does not"),
         "integers": (tensor("t", [4], 26, 0), "I32, which llmrun does not"),
         "type 99": (tensor("t", [4], 99, 0), "unknown type 99"),

@@ -1,0 +1,343 @@
+"""The CPU backend's class: arrays and ops by the native library; the contract is ``kernels.ops``."""
+
+import ctypes
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+from llmrun.errors import InternalError, UnavailableError
+from llmrun.kernels.cpu import abi
+from llmrun.kernels.cpu.arrays import CpuArray, CpuKvLayer, CpuStep
+from llmrun.kernels.cpu.library import library
+from llmrun.kernels.cpu.memory import Arena, Block, address_of
+from llmrun.kernels.cpu.program import Program
+from llmrun.kernels.cpu.sampling import Picker
+from llmrun.kernels.cpu.weights import TYPES, CpuWeight, pack
+from llmrun.kernels.forms import Form, GroupInt
+from llmrun.kernels.host import DType, HostArray, empty
+from llmrun.kernels.ops import (
+    Attention,
+    Expert,
+    Heads,
+    Interrupt,
+    Linear,
+    Norm,
+    Pick,
+    PickRequest,
+    Rope,
+)
+
+FEW_TOKENS = 8
+"""A step of at most so many tokens is decoding: short, and bound by memory."""
+
+PROBE_BYTES = 512 << 20
+PROBE_REPEATS = 5
+
+
+class CpuBackend:
+    """Native kernels on the CPU with a pool of ``threads`` threads.
+
+    ``isa`` names an instruction set (None: the best); ``huge_pages`` asks for huge pages;
+    ``replay`` False runs every op by itself.
+    """
+
+    name = "cpu"
+    device = "cpu"
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        decode_threads: int = 0,
+        isa: str | None = None,
+        huge_pages: bool = True,
+        replay: bool = True,
+    ) -> None:
+        self.threads = threads
+        self.decode_threads = decode_threads
+        self._library = library()
+        context = self._library.llmr_create(threads, (isa or "").encode("ascii"))
+        if not context:
+            raise UnavailableError(
+                f"the instruction set {isa!r} cannot be used on this machine",
+                "leave --cpu-isa out for the best one",
+            )
+        self._context: int = context
+        weakref.finalize(self, self._library.llmr_destroy, context)
+        self.isa: str = self._library.llmr_context_isa(context).decode("ascii")
+        self._arena = Arena(huge=huge_pages)
+        self._replay = replay
+        self._vectors: dict[int, CpuArray] = {}
+        self._constants: dict[object, object] = {}
+        self._picker = Picker(self._library, context)
+        self._recording: Program | None = None
+
+    # --- arrays -------------------------------------------------------------------------------
+    def weight(self, form: Form) -> CpuWeight:
+        """Take over a 2-D weight in any form but 4-bit codes in groups of 16."""
+        return pack(form, self._arena, self._context)
+
+    def vector(self, host: HostArray) -> CpuArray:
+        """A norm weight or bias as fp32."""
+        array = CpuArray((host.size,))
+        address, alive = address_of(host)
+        self._library.llmr_widen(TYPES[host.dtype], address, array.address, host.size)
+        del alive
+        return array
+
+    def empty(self, shape: tuple[int, ...]) -> CpuArray:
+        """Activation memory, fp32."""
+        return CpuArray(shape)
+
+    def step(self, max_tokens: int) -> CpuStep:
+        """A step for at most ``max_tokens`` tokens."""
+        return CpuStep(max_tokens)
+
+    def kv_layer(self, n_slots: int, capacity: int, heads: Heads, form: str) -> CpuKvLayer:
+        """Cache memory of one layer."""
+        return CpuKvLayer(n_slots, capacity, heads, form)
+
+    def kv_copy(self, layer: CpuKvLayer, source: int, target: int, n_tokens: int) -> None:
+        """Copy the first tokens of one slot to another."""
+        layer.copy(source, target, n_tokens)
+
+    def to_host(self, array: CpuArray, n_rows: int) -> HostArray:
+        """The first rows of an activation array."""
+        return array.host(n_rows)
+
+    def free_bytes(self) -> int | None:
+        """None: it works in host memory."""
+        return None
+
+    def synchronize(self) -> None:
+        """Every call has ended when it returns."""
+
+    # --- running ------------------------------------------------------------------------------
+    def run_layers(
+        self,
+        step: CpuStep,
+        kv: Sequence[CpuKvLayer],
+        key: object,
+        emit: Callable[[], Iterator[None]],
+        interrupt: Interrupt,
+    ) -> bool:
+        """Run the ops that ``emit`` issues; recorded for this cache and key, then replayed."""
+        if not self._replay or not kv:
+            return not any(interrupt() for _ in emit())
+        program = kv[0].programs.setdefault(key, Program())
+        assert isinstance(program, Program)
+        if program.is_ready:
+            few = step.native.n_tokens <= FEW_TOKENS
+            return program.replay(
+                lambda first, n: self._run(first, n, step), interrupt, whole=few
+            )
+        self._recording = program
+        try:
+            return program.record(emit(), interrupt)
+        finally:
+            self._recording = None
+
+    def _run(self, first: int, length: int, step: CpuStep) -> None:
+        few = step.native.n_tokens <= FEW_TOKENS
+        most = self.decode_threads if few else 0
+        if not self._library.llmr_run(self._context, first, length, step.native, most):
+            raise InternalError(
+                "the threads of the CPU kernels could not be started",
+                "close other programs, or use fewer with --threads",
+            )
+
+    def _issue(
+        self,
+        step: CpuStep,
+        op: int,
+        pointers: Sequence[int | None],
+        numbers: Sequence[int],
+        floats: Sequence[float],
+    ) -> None:
+        instr = abi.Instr(op=op)
+        instr.i[: len(numbers)] = numbers
+        instr.f[: len(floats)] = floats
+        instr.p[: len(pointers)] = pointers
+        if self._recording is not None:
+            self._recording.add(instr)
+        self._run(ctypes.addressof(instr), 1, step)
+
+    # --- ops ----------------------------------------------------------------------------------
+    def embed(self, step: CpuStep, table: CpuWeight, scale: float, h: CpuArray) -> None:
+        """h[T, D] = table[token_ids] * scale."""
+        self._issue(step, abi.EMBED, (table.address, h.address), (h.shape[1],), (scale,))
+
+    def norm_linear(
+        self, step: CpuStep, h: CpuArray, norm: Norm, linears: Sequence[Linear], y: CpuArray
+    ) -> None:
+        """y[T, sum N] = concatenation of the linears of norm(h)."""
+        missing = (None,) * (3 - len(linears))
+        pointers = (
+            h.address,
+            norm.gamma.address,
+            y.address,
+            *(linear.weight.address for linear in linears),  # type: ignore[attr-defined]
+            *missing,
+            *(_address(linear.bias) for linear in linears),
+        )
+        numbers = (len(linears), h.shape[1], y.shape[1])
+        self._issue(step, abi.NORM_LINEAR, pointers, numbers, (norm.eps, norm.offset))
+
+    def rope_append(
+        self,
+        step: CpuStep,
+        y: CpuArray,
+        heads: Heads,
+        rope: Rope | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        kv: CpuKvLayer,
+    ) -> None:
+        """Norm and rotate queries and keys; append keys and values to the cache."""
+        pointers = (
+            y.address,
+            None if q_norm is None else q_norm.gamma.address,
+            None if k_norm is None else k_norm.gamma.address,
+            None if rope is None else self._frequencies(rope),
+            kv.address,
+        )
+        n_freq = 0 if rope is None else len(rope.inv_freq)
+        norms = [(n.eps, n.offset) if n else (0.0, 0.0) for n in (q_norm, k_norm)]
+        factor = 1.0 if rope is None else rope.attention_factor
+        self._issue(
+            step, abi.ROPE_APPEND, pointers, (*_sizes(heads), n_freq), (*norms[0], *norms[1], factor)
+        )
+
+    def attend(
+        self, step: CpuStep, y: CpuArray, attention: Attention, kv: CpuKvLayer, o: CpuArray
+    ) -> None:
+        """o[T, H dh]: causal softmax attention over each span's slot."""
+        self._issue(
+            step,
+            abi.ATTEND,
+            (y.address, o.address, kv.address, _address(attention.sinks)),
+            (*_sizes(attention.heads), attention.window or 0),
+            (attention.scale, attention.softcap or 0.0),
+        )
+
+    def linear_add(
+        self, step: CpuStep, x: CpuArray, linear: Linear, post_norm: Norm | None, h: CpuArray
+    ) -> None:
+        """h[T, D] += post_norm(linear(x))."""
+        weight = linear.weight
+        assert isinstance(weight, CpuWeight)
+        gamma = None if post_norm is None else post_norm.gamma.address
+        floats = (0.0, 0.0) if post_norm is None else (post_norm.eps, post_norm.offset)
+        pointers = (x.address, weight.address, _address(linear.bias), gamma, h.address)
+        self._issue(step, abi.LINEAR_ADD, pointers, (x.shape[1], weight.shape[0]), floats)
+
+    def norm_gate_up(
+        self,
+        step: CpuStep,
+        h: CpuArray,
+        norm: Norm,
+        gate: Linear,
+        up: Linear,
+        activation: str,
+        a: CpuArray,
+    ) -> None:
+        """a[T, F] = activation(gate(norm(h))) * up(norm(h))."""
+        pointers = (h.address, norm.gamma.address, *_pair(gate), *_pair(up), a.address)
+        numbers = (h.shape[1], a.shape[1], abi.ACTIVATIONS[activation])
+        self._issue(step, abi.NORM_GATE_UP, pointers, numbers, (norm.eps, norm.offset))
+
+    def moe_add(
+        self,
+        step: CpuStep,
+        h: CpuArray,
+        norm: Norm,
+        router: Linear,
+        experts: Sequence[Expert],
+        top_k: int,
+        normalize: bool,
+        activation: str,
+    ) -> None:
+        """h[T, D] += sum over the chosen experts of probability * expert(norm(h))."""
+        inner = experts[0].gate.weight.shape[0]
+        pointers = (h.address, norm.gamma.address, *_pair(router), self._experts(experts))
+        numbers = (
+            h.shape[1],
+            inner,
+            len(experts),
+            top_k,
+            int(normalize),
+            abi.ACTIVATIONS[activation],
+        )
+        self._issue(step, abi.MOE_ADD, pointers, numbers, (norm.eps, norm.offset))
+
+    def norm_head(
+        self, step: CpuStep, h: CpuArray, norm: Norm, head: Linear, scale: float, logits: CpuArray
+    ) -> None:
+        """logits[R, V] = head(norm(h[rows])) * scale."""
+        pointers = (h.address, norm.gamma.address, *_pair(head), logits.address)
+        numbers = (h.shape[1], logits.shape[1])
+        self._issue(step, abi.NORM_HEAD, pointers, numbers, (norm.eps, norm.offset, scale))
+
+    def pick(self, logits: CpuArray, requests: Sequence[PickRequest]) -> list[Pick]:
+        """Choose one id per row. InternalError if a row is not finite."""
+        row_bytes = 4 * logits.shape[1]
+        return [
+            self._picker.pick(logits.address + row * row_bytes, request)
+            for row, request in enumerate(requests)
+        ]
+
+    # Arrays that an instruction points at and nobody else keeps.
+    def _frequencies(self, rope: Rope) -> int:
+        if rope not in self._constants:
+            self._constants[rope] = (ctypes.c_float * len(rope.inv_freq))(*rope.inv_freq)
+        return ctypes.addressof(self._constants[rope])  # type: ignore[arg-type]
+
+    def _experts(self, experts: Sequence[Expert]) -> int:
+        key = id(experts[0])
+        if key not in self._constants:
+            flat = [p for e in experts for part in (e.gate, e.up, e.down) for p in _pair(part)]
+            self._constants[key] = (ctypes.c_void_p * len(flat))(*flat)
+        return ctypes.addressof(self._constants[key])  # type: ignore[arg-type]
+
+    # --- ceilings -----------------------------------------------------------------------------
+    def measure_bandwidth(self) -> float:
+        """Bytes per second of reading a buffer far larger than the caches."""
+        buffer = Block(PROBE_BYTES, huge=True)
+        ctypes.memset(buffer.address, 1, PROBE_BYTES)
+        read = self._library.llmr_read
+        return PROBE_BYTES / _best(lambda: read(self._context, buffer.address, PROBE_BYTES))
+
+    def measure_flops(self) -> float:
+        """FLOP per second of the product prefill runs on: int4 groups of 32, 2048 x 2048."""
+        n = k = 2048
+        n_tokens = 256
+        codes = HostArray(DType.U8, (n, k // 2), memoryview(bytearray(b"\x97") * (n * k // 2)))
+        form = GroupInt(4, 32, codes, empty(DType.F16, (n, k // 32)), None, (n, k))
+        weight = pack(form, Arena(huge=True), self._context)
+        x, h = self.empty((n_tokens, k)), self.empty((n_tokens, n))
+        step = self.step(n_tokens)
+        step.native.n_tokens = n_tokens
+        linear = Linear(weight)
+        return 2.0 * n * k * n_tokens / _best(lambda: self.linear_add(step, x, linear, None, h))
+
+
+def _best(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(PROBE_REPEATS):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _address(array: CpuArray | None) -> int | None:
+    return None if array is None else array.address
+
+
+def _pair(linear: Linear) -> tuple[int, int | None]:
+    assert isinstance(linear.weight, CpuWeight)
+    return linear.weight.address, _address(linear.bias)
+
+
+def _sizes(heads: Heads) -> tuple[int, int, int]:
+    return heads.n_heads, heads.n_kv_heads, heads.head_dim

@@ -1,0 +1,258 @@
+"""Writes w4_avx2.inc and w8_avx2.inc: the AVX2 matrix kernels as GNU extended assembly.
+
+    python -m llmrun.kernels.cpu.generate kernels/cpu
+
+One function holds one asm block, a loop over the columns of one tile of tokens; the compiler
+passes the operands (fields of `Walk`, see matmul_tiles.h), so the same text serves every calling
+convention. Not intrinsics: compilers spill here, and gcc 12 reaches two thirds of this speed.
+matmul_avx2.cpp includes each file once per type of scales, with three macros defined: LOAD(at, reg)
+converts 8 scales in memory to fp32, ROW is the bytes of 16 scales and HALF of 8.
+
+Both kinds of weight have one shape. A block is 256 bytes of a panel, 4 steps of 64: 16 rows with 4
+bytes each. One load takes 8 rows (half a panel) of a step, which fall into two parts:
+
+    W4   low nibbles  k = 8j .. 8j+3      high nibbles  k = 8j+4 .. 8j+7     32 columns a block
+    W8   even bytes   k = 4j, 4j+2        odd bytes     k = 4j+1, 4j+3       16 columns a block
+
+Beside each part lie 4 bytes of activations (4 int8, or 2 int16 in the same order), 32 bytes a block
+and token. They are broadcast to all rows and multiplied by vpmaddubsw or vpmaddwd. W4 adds up in
+int16: 8 sums of two products are at most 8 * 2 * 15 * 127 = 30480.
+"""
+
+import sys
+from pathlib import Path
+
+# Tokens of a tile, 16 rows beside each: ymm0..9 hold their sums. 8 rows beside 10 tokens load every
+# activation twice as often and are 7 % slower at 2 to 5 tokens, and no faster at 10.
+WIDEST = 5
+
+# Registers: 0..9 sums, 10 and 11 weights (later scales and minima), 12 and 13 activations and
+# products, 14 selects the first part of the weights, 15 holds ones in int16.
+SHARED = r"""
+#define START(at, sum) "vpbroadcastd " #at "(%[init]), %%ymm" #sum "\n\t"
+#define CLEAR(sum) "vpxor %%ymm" #sum ", %%ymm" #sum ", %%ymm" #sum "\n\t"
+#define COPY(from, to) "vmovdqa %%ymm" #from ", %%ymm" #to "\n\t"
+#define FIRST(at, reg) "vpand " at ", %%ymm14, %%ymm" #reg "\n\t"
+#define SECOND(at, reg) "vmovdqu " at ", %%ymm" #reg "\n\t" SHIFTED(reg, reg)
+#define BOTH(at) "vmovdqu " at ", %%ymm10\n\t" SHIFTED(10, 11) \
+    "vpand %%ymm14, %%ymm10, %%ymm10\n\t"
+#define ACTS(at, reg) "vpbroadcastd " #at "(%[x]), %%ymm" #reg "\n\t"
+// One part of 16 rows in 10 and 11: sums += weights * the activations in 12
+#define DOT_ROWS(sum, sum2) MULTIPLY " %%ymm12, %%ymm10, %%ymm13\n\t" \
+    MULTIPLY " %%ymm12, %%ymm11, %%ymm12\n\t" ADD_TO(13, sum) ADD_TO(12, sum2)
+// Both parts of 8 rows in 10 and 11: sum += weights * the activations in 12 and 13
+#define DOT_PARTS(sum) MULTIPLY " %%ymm12, %%ymm10, %%ymm10\n\t" ADD_TO(10, sum) \
+    MULTIPLY " %%ymm13, %%ymm11, %%ymm11\n\t" ADD_TO(11, sum)
+#define ADD_TO(product, sum) ADD " %%ymm" #product ", %%ymm" #sum ", %%ymm" #sum "\n\t"
+// acc = fma(dot, ws * as, acc), with mins then acc = fma(m, sum, acc). In L1; still to be stored
+#define FOLD(at, sum, acc) TO_FLOAT(sum) "vbroadcastss " #at "(%[scale]), %%ymm12\n\t" \
+    "vmulps %%ymm10, %%ymm12, %%ymm12\n\tvfmadd213ps " #acc "(%[acc]), %%ymm12, %%ymm" #sum "\n\t"
+#define ADD_MIN(at, sum) "vbroadcastss " #at "(%[sum]), %%ymm12\n\t" \
+    "vfmadd231ps %%ymm12, %%ymm11, %%ymm" #sum "\n\t"
+#define STORE(sum, acc) "vmovups %%ymm" #sum ", " #acc "(%[acc])\n\t"
+#define FETCH(acc, sum) "vmovups " #acc "(%[acc]), %%ymm" #sum "\n\t"
+// The same in registers, with the token's scale in 12 and sum in 13
+#define TOKEN_SCALE "vbroadcastss (%[scale]), %%ymm12\n\t"
+#define TOKEN_SUM "vbroadcastss (%[sum]), %%ymm13\n\t"
+#define FOLD_HERE(sum, acc) TO_FLOAT(sum) "vmulps %%ymm10, %%ymm12, %%ymm10\n\t" \
+    "vfmadd231ps %%ymm10, %%ymm" #sum ", %%ymm" #acc "\n\t"
+#define ADD_MIN_HERE(acc) "vfmadd231ps %%ymm11, %%ymm13, %%ymm" #acc "\n\t"
+// Loops over weight groups (1), activation groups of each (2) and blocks of each (3)
+#define WEIGHT_GROUPS "1: movq %[inner], %[i]\n\t.p2align 6\n\t"
+#define ACTIVATION_GROUPS "2:\n\t"
+#define BLOCKS "movq %[blocks], %[b]\n\t.p2align 5\n\t3:\n\t"
+#define NEXT_BLOCK "addq $256, %[w]\n\taddq %[x_step], %[x]\n\t"
+#define END_BLOCKS "decq %[b]\n\tjnz 3b\n\t"
+#define END_ACTIVATION_GROUPS(start) "addq %[step], %[scale]\n\taddq %[step], %[" #start "]\n\t" \
+    "decq %[i]\n\tjnz 2b\n\t"
+#define NEXT_SCALES(scales) "addq %[row], %[" #scales "]\n\t"
+#define END_WEIGHT_GROUPS "decq %[outer]\n\tjnz 1b\n\t"
+"""
+
+OWN = {
+    "w4": r"""
+#define CONSTANTS \
+    "movl $0x0f0f0f0f, %k[i]\n\tvmovd %k[i], %%xmm14\n\tvpbroadcastd %%xmm14, %%ymm14\n\t" \
+    "movl $0x00010001, %k[i]\n\tvmovd %k[i], %%xmm15\n\tvpbroadcastd %%xmm15, %%ymm15\n\t"
+// The shift is one of 16 bits: the upper byte's low nibble comes along and is masked.
+#define SHIFTED(from, to) "vpsrlw $4, %%ymm" #from ", %%ymm" #to "\n\t" \
+    "vpand %%ymm14, %%ymm" #to ", %%ymm" #to "\n\t"
+#define MULTIPLY "vpmaddubsw"
+#define ADD "vpaddw"
+#define TO_FLOAT(sum) "vpmaddwd %%ymm15, %%ymm" #sum ", %%ymm" #sum "\n\t" \
+    "vcvtdq2ps %%ymm" #sum ", %%ymm" #sum "\n\t"
+""",
+    "w8": r"""
+#define CONSTANTS \
+    "movl $0x00ff00ff, %k[i]\n\tvmovd %k[i], %%xmm14\n\tvpbroadcastd %%xmm14, %%ymm14\n\t"
+#define SHIFTED(from, to) "vpsrlw $8, %%ymm" #from ", %%ymm" #to "\n\t"
+#define MULTIPLY "vpmaddwd"
+#define ADD "vpaddd"
+#define TO_FLOAT(sum) "vcvtdq2ps %%ymm" #sum ", %%ymm" #sum "\n\t"
+""",
+}
+
+Words = list[str]  # macros of one line of the file
+
+
+def gemm_parts(tokens: int, mins: bool) -> tuple[list[Words], list[Words], list[Words]]:
+    """A panel beside `tokens` tokens: start, block, fold. fp32 sums stay in L1, [tokens][16]."""
+    pairs = [(2 * t, 2 * t + 1) for t in range(tokens)]  # sums of the token's two halves
+    if mins:
+        start = [[f"CLEAR({s})" for pair in pairs for s in pair]]
+    else:
+        start = [[f"START({4 * t}, {a}) COPY({a}, {b})" for t, (a, b) in enumerate(pairs)]]
+    block = []
+    for j in range(4):
+        for part, offset in (("FIRST", 0), ("SECOND", 4)):
+            block.append([f'{part}("{64 * j}(%[w])", 10)', f'{part}("{64 * j + 32}(%[w])", 11)'])
+            for t, (a, b) in enumerate(pairs):
+                at = 32 * t + 8 * j + offset
+                block[-1].append(f"ACTS({at}, 12) DOT_ROWS({a}, {b})")
+    fold = []
+    for half, base in enumerate(("", "%c[half]")):
+        fold.append([f'LOAD("{base}(%[ws])", 10)'])
+        if mins:
+            fold[-1].append(f'LOAD("{base}(%[wm])", 11)')
+        for t, pair in enumerate(pairs):
+            s = pair[half]
+            minimum = [f"ADD_MIN({4 * t}, {s})"] if mins else []
+            fold.append([f"FOLD({4 * t}, {s}, {32 * s})", *minimum, f"STORE({s}, {32 * s})"])
+    return start, block, fold
+
+
+def gemv_parts(panels: int, mins: bool) -> tuple[list[Words], list[Words], list[Words]]:
+    """Whole panels beside one token: start, block, fold. fp32 sums stay in registers 0..3.
+
+    Both halves of a panel are taken together: they share its cache lines.
+    """
+    halves = range(2 * panels)
+    dots = [len(halves) + h for h in halves]
+    base = ["(%[w])", "(%[w],%[w_panel])"]
+    scales = ["(%[ws])", "%c[half](%[ws])", "(%[ws],%[s_panel])", "%c[half](%[ws],%[s_panel])"]
+
+    first = f"CLEAR({dots[0]})" if mins else f"START(0, {dots[0]})"
+    start = [[first, *(f"COPY({dots[0]}, {d})" for d in dots[1:])]]
+    block = []
+    for j in range(4):
+        block.append([f"ACTS({8 * j}, 12)", f"ACTS({8 * j + 4}, 13)"])
+        for h in halves:
+            block.append(
+                [f'BOTH("{64 * j + 32 * (h % 2)}{base[h // 2]}")', f"DOT_PARTS({dots[h]})"]
+            )
+    fold = [["TOKEN_SCALE", *(["TOKEN_SUM"] if mins else [])]]
+    for h in halves:
+        fold.append([f'LOAD("{scales[h]}", 10)', f"FOLD_HERE({dots[h]}, {h})"])
+        if mins:
+            fold[-1] += [f'LOAD("{scales[h].replace("ws", "wm")}", 11)', f"ADD_MIN_HERE({h})"]
+    return start, block, fold
+
+
+def loops(
+    kind: str, mins: bool, parts: tuple[list[Words], list[Words], list[Words]]
+) -> list[Words]:
+    """The parts inside their loops. W8's blocks stay rolled: unrolling a group halves the speed."""
+    start, block, fold = parts
+    block = [*block, ["NEXT_BLOCK"]]
+    if kind == "w8":
+        block = [["BLOCKS"], *block[:-1], ["NEXT_BLOCK", "END_BLOCKS"]]
+    return [
+        ["WEIGHT_GROUPS", "ACTIVATION_GROUPS"],
+        *start,
+        *block,
+        *fold,
+        [f"END_ACTIVATION_GROUPS({'sum' if mins else 'init'})"],
+        ["NEXT_SCALES(ws)", *(["NEXT_SCALES(wm)"] if mins else []), "END_WEIGHT_GROUPS"],
+    ]
+
+
+def wrap(words: Words) -> str:
+    """Words in lines of at most 110 columns."""
+    lines = [" " * 6 + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) > 110:
+            lines.append(" " * 10 + word)
+        else:
+            lines[-1] += " " + word
+    return "\n".join(lines)
+
+
+def operands(*items: str) -> str:
+    """One list of operands of an asm statement."""
+    first, *rest = items
+    words = [f": {first}", *rest]
+    return wrap([f"{word}," for word in words[:-1]] + words[-1:])
+
+
+def function(name: str, kind: str, mins: bool, gemv: bool, body: list[Words]) -> str:
+    """One kernel: the body with its operands, which are fields of the Walk it is given."""
+    moving = ["w", "x", "scale", "ws", *(["sum", "wm"] if mins else ["init"])]
+    fixed = ["x_step", "step", "acc", *(["w_panel", "s_panel"] if gemv else [])]
+    counts = ["inner", *(["blocks"] if kind == "w8" else [])]  # in memory: registers are short
+    scratch = ["i", *(["b"] if kind == "w8" else [])]
+    outputs = [f'[{m}] "+r"(a.{m})' for m in moving]
+    outputs += ['[outer] "+m"(a.outer)', *(f'[{s}] "=&r"({s})' for s in scratch)]
+    inputs = [f'[{f}] "r"(a.{f})' for f in fixed] + [f'[{c}] "m"(a.{c})' for c in counts]
+    lines = [
+        f"void {name}(Walk a) {{",
+        f"  int64_t {', '.join(scratch)};",
+        "  __asm__ volatile(",
+        *(wrap(words) for words in body),
+        operands(*outputs),
+        operands(*inputs, '[row] "i"(ROW)', '[half] "i"(HALF)'),
+        operands('"memory"', '"cc"', *(f'"ymm{n}"' for n in range(16))) + ");",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def kernels(kind: str, mins: bool) -> tuple[list[str], str]:
+    """All kernels of a kind with or without mins, and one entry of its table."""
+    functions, names = [], []
+    suffix = "_mins" if mins else ""
+    for tokens in range(2, WIDEST + 1):
+        names.append(f"{kind}_gemm_{tokens}{suffix}")
+        body = [["CONSTANTS"], *loops(kind, mins, gemm_parts(tokens, mins))]
+        functions.append(function(names[-1], kind, mins, False, body))
+    for panels in (1, 2):
+        names.append(f"{kind}_gemv_{panels}{suffix}")
+        fetch = [f"FETCH({32 * h}, {h})" for h in range(2 * panels)]
+        store = [f"STORE({h}, {32 * h})" for h in range(2 * panels)]
+        body = [["CONSTANTS"], fetch, *loops(kind, mins, gemv_parts(panels, mins)), store]
+        functions.append(function(names[-1], kind, mins, True, body))
+    gemm, gemv = ", ".join(names[:-2]), ", ".join(names[-2:])
+    return functions, f"{{{{nullptr, nullptr, {gemm}}},\n     {{nullptr, {gemv}}}}}"
+
+
+def render(kind: str) -> str:
+    """The file of one kind, "w4" or "w8"."""
+    macros = OWN[kind].lstrip("\n") + SHARED
+    plain, plain_table = kernels(kind, mins=False)
+    with_mins, mins_table = kernels(kind, mins=True)
+    defined = [line.split()[1].split("(")[0] for line in macros.splitlines() if "#define" in line]
+    return "\n".join(
+        [
+            "// Written by generate.py, which explains it. Do not edit.",
+            macros,
+            "// <kind>_gemm_<tokens>: one panel. <kind>_gemv_<panels>: one token.",
+            *plain,
+            *with_mins,
+            f"constexpr Table {kind}[2] = {{  // without and with mins",
+            f"    {plain_table},",
+            f"    {mins_table}}};",
+            "",
+            *(f"#undef {name}" for name in defined),
+            "",
+        ]
+    )
+
+
+def main(folder: Path) -> None:
+    """Writes both files into `folder`."""
+    for kind in OWN:
+        (folder / f"{kind}_avx2.inc").write_text(render(kind), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

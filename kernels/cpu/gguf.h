@@ -1,0 +1,29 @@
+// Blocks of GGUF files to storage forms (kernels/forms.py), a plain function that keeps no state.
+#pragma once
+#include <stdint.h>
+
+#include "abi.h"
+
+// Types by the number GGUF gives them.
+enum llmr_gguf_type : int32_t {
+  LLMR_GGUF_Q4_0 = 2,
+  LLMR_GGUF_Q4_1 = 3,
+  LLMR_GGUF_Q5_0 = 6,
+  LLMR_GGUF_Q5_1 = 7,
+  LLMR_GGUF_Q8_0 = 8,
+  LLMR_GGUF_Q4_K = 12,
+  LLMR_GGUF_Q5_K = 13,
+  LLMR_GGUF_Q6_K = 14,
+};
+
+// Unpacks n_blocks consecutive blocks. A row is a whole number of blocks, so they may be any rows of a
+// weight, or any part of one row.
+//   codes   Q4_*: two codes per byte, the even column in the low nibble. Others: one per byte.
+//   scales  one f16 per 32 weights (Q6_K: per 16).
+//   mins    like scales; of Q4_1, Q5_1, Q4_K and Q5_K only, otherwise not touched.
+// The weight is scale * code + min; without minima scale * (code - 8), or (code - 128) for bytes.
+// A scale or minimum of Q4_K, Q5_K and Q6_K is a product in the file, exact in fp32: `exact` keeps it
+// in fp32, otherwise it is rounded once, to nearest even. Those of other types are f16 in the file.
+// Returns the number of scales and minima that are not finite: 0 if all is well. -1: unknown type.
+LLMR_API int64_t llmr_unpack_gguf(int32_t type, const uint8_t *blocks, int64_t n_blocks, uint8_t *codes,
+                                  void *scales, void *mins, int32_t exact);

@@ -1,0 +1,51 @@
+"""Blocks of GGUF files to the arrays of a storage form, by the native library (gguf.h).
+
+The call works on one thread and lets go of Python's lock meanwhile, so a caller may give rows of
+one weight to several threads. Nothing is imported but ctypes.
+"""
+
+import ctypes
+
+from llmrun.kernels.cpu.library import library
+from llmrun.kernels.host import DType, HostArray
+
+_ARGUMENTS = (
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+)
+
+
+def unpack(
+    type_number: int,
+    blocks: HostArray,
+    n_blocks: int,
+    codes: HostArray,
+    scales: HostArray,
+    mins: HostArray | None,
+) -> int:
+    """Fill ``codes`` and ``scales`` (and ``mins``) from ``n_blocks`` blocks of GGUF's type number.
+
+    Arrays as ``GroupInt`` describes them, scales and mins of the same type: F16, or F32 (Q4_K,
+    Q5_K and Q6_K only). Their sizes must fit; they are not looked at here. Returns how many scales
+    and minima are not finite. UnavailableError without the library; ValueError for a type that it
+    does not unpack.
+    """
+    function = library().llmr_unpack_gguf
+    function.argtypes, function.restype = _ARGUMENTS, ctypes.c_int64
+    exact = scales.dtype is DType.F32
+    arrays = (codes, scales, mins)
+    bad = function(
+        type_number, _address(blocks), n_blocks, *(a and _address(a) for a in arrays), exact
+    )
+    if bad < 0:
+        raise ValueError(f"GGUF type {type_number} is not unpacked natively")
+    return int(bad)
+
+
+def _address(array: HostArray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))

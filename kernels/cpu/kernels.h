@@ -1,0 +1,122 @@
+// What one instruction set provides. Each ISA file fills one table; dispatch.cpp chooses at start.
+//
+// Everything in an ISA file is static or in an anonymous namespace, and no standard header with
+// inline functions is included there: the linker may keep the copy of any file, and one compiled
+// for AVX512 would crash elsewhere.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+namespace llmr {
+
+constexpr int ROWS = 16;        // rows of a panel
+constexpr int W4_GROUP = 32;    // columns an activation scale covers beside 4-bit weights
+constexpr int W8_GROUP = 128;   // beside 8-bit weights: min(this, the weight's group)
+constexpr int FEW_TOKENS = 8;   // a step of at most so many is bound by memory, not arithmetic
+constexpr int W8_LIMIT = 32639;
+constexpr size_t SCRATCH = 4 << 20;  // bytes of scratch of each worker
+constexpr size_t MATMUL_SCRATCH = 2 << 20;  // of them for one matmul
+
+// Activations of `tokens` tokens, quantized beside one kind of weight, in the layout of one ISA.
+//   W4: int8 per 32 columns, scale = absmax / 127, code = round to nearest even (x * (127 / absmax)),
+//       never -128.
+//   W8: 16 bits per `group` columns, scale = absmax / W8_LIMIT, code = round to nearest even
+//       (x * (W8_LIMIT / absmax)). Codes up to W8_LIMIT = 127 * 256 + 127 split into two signed bytes.
+// scale and sum are [k_padded/group][tokens] everywhere; sum = scale * float(sum of the codes).
+// The layout of codes and `init` is the ISA's own affair.
+struct Acts {
+  int32_t tokens;  // also the stride
+  int32_t k, k_padded;
+  int32_t group;
+  int32_t kind;  // LLMR_W4 or LLMR_W8
+  uint8_t *codes;
+  float *scale;
+  float *sum;
+  int32_t *init;
+};
+
+// Linears are batch invariant: with d the exact integer dot product of group g, every width, tiling,
+// thread count and ISA evaluates, in group order and in fp32,
+//   without mins: d over (u - 8) or (u - 128);  acc = fma(float(d), ws * as, acc)
+//   with mins:    d over u;                     acc = fma(float(d), ws * as, acc)
+//                                               acc = fma(m, sum, acc)
+// where a weight group larger than the activation group uses its ws for each activation group.
+struct Kernels {
+  const char *name;
+
+  // Bytes of Acts::codes and of Acts::init for T tokens of k_padded columns.
+  size_t (*codes_bytes)(int kind, int tokens, int k_padded);
+  size_t (*init_bytes)(int kind, int tokens, int k_padded, int group);
+
+  // Quantizes rows t0..t1 of x (row t at x + (t - t0) * ldx). Columns k..k_padded count as 0.
+  void (*quantize)(const float *x, int64_t ldx, int t0, int t1, Acts *acts);
+
+  // out[(t - t0) * ldo + 16 * (p - p0) + row] = product of panels p0..p1 with tokens t0..t1.
+  // W4 and W8. scratch: MATMUL_SCRATCH bytes, 64-byte aligned.
+  void (*matmul)(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out,
+                 int64_t ldo, void *scratch);
+
+  // The same for DENSE and LUT4 with fp32 activations: x row t at x + t * ldx. One fma per column,
+  // in column order, so a row's result does not depend on the width either.
+  void (*matmul_float)(const llmr_weight *w, int p0, int p1, const float *x, int64_t ldx, int t0,
+                       int t1, float *out, int64_t ldo, void *scratch);
+
+  // out = x / sqrt(mean(x^2) + eps) * (gamma + offset); out may be x.
+  void (*rms_norm)(const float *x, const float *gamma, float eps, float offset, int n, float *out);
+
+  // gate = activation(gate) * up
+  void (*gate_up)(float *gate, const float *up, int n, int activation);
+
+  // Rotates pairs (i, i + n_freq) of one head in place by cos, sin [n_freq].
+  void (*rotate)(float *head, const float *cos, const float *sin, int n_freq);
+
+  // Converts n values between fp32 and cache elements of `type`.
+  void (*store)(const float *x, void *out, int n, int type);
+
+  // Attention of the query heads that share a kv head, over all keys they see; see attention.h.
+  void (*attend)(const struct AttendTile *tile, void *scratch);
+
+  // Vector parts of pick: largest value and its lowest index; false if a value is not finite.
+  bool (*largest)(const float *x, int n, float *value, int *index);
+  // sum of exp(x - shift) in double.
+  double (*sum_exp)(const float *x, int n, float shift);
+
+  // Attention of a few tokens: one chunk of the keys, and the merge of all chunks in their order.
+  void (*attend_chunk)(const struct AttendTile *tile, int chunk, float *partial, void *scratch);
+  void (*attend_merge)(const struct AttendTile *tile, const float *partials);
+};
+
+
+
+// ---- workers --------------------------------------------------------------------------------------
+
+// One of the threads that walk a program together. All of them call the same op function.
+struct Worker {
+  int id, n;              // this one, of so many
+  const Kernels *kernels;
+  uint8_t *scratch;       // SCRATCH bytes of its own, 64-byte aligned
+  struct Shared *shared;  // of all workers, see pool.h
+
+  // Waits until all workers are here; afterwards take() counts from 0 again.
+  void barrier();
+  // The next chunk number nobody has taken since the last barrier.
+  int take();
+  // Memory of all workers, the same pointer for each; valid within one op. 64-byte aligned.
+  uint8_t *common(size_t bytes);
+};
+
+// An op is run by all workers at once. It does not end with a barrier; the program puts one behind
+// each op.
+using Op = void (*)(Worker &, const llmr_instr &, const llmr_step &);
+void op_embed(Worker &, const llmr_instr &, const llmr_step &);
+void op_norm_linear(Worker &, const llmr_instr &, const llmr_step &);
+void op_rope_append(Worker &, const llmr_instr &, const llmr_step &);
+void op_attend(Worker &, const llmr_instr &, const llmr_step &);
+void op_linear_add(Worker &, const llmr_instr &, const llmr_step &);
+void op_norm_gate_up(Worker &, const llmr_instr &, const llmr_step &);
+void op_moe_add(Worker &, const llmr_instr &, const llmr_step &);
+void op_norm_head(Worker &, const llmr_instr &, const llmr_step &);
+
+}  // namespace llmr

@@ -1,0 +1,162 @@
+#include "linear.h"
+
+#include <string.h>
+
+namespace llmr {
+namespace {
+
+// A worker's scratch: its own activations, two tiles of products, and what matmul uses.
+constexpr size_t OWN_BYTES = 1 << 20;
+constexpr size_t TILE_BYTES = TILE_FLOATS * sizeof(float);
+static_assert(OWN_BYTES + 2 * TILE_BYTES + MATMUL_SCRATCH <= SCRATCH);
+
+// Activations of a token block should stay in a core's second-level cache beside the weights.
+constexpr int64_t TOKEN_BLOCK_BYTES = 512 << 10;
+constexpr int64_t PANEL_BLOCK_BYTES = 192 << 10;
+constexpr int MAX_TOKEN_BLOCK = 128, MAX_PANEL_BLOCK = 32;
+
+constexpr size_t SLACK = 64;  // kernels for 16 tokens may read scales behind the last one's
+
+size_t aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
+
+bool is_float(const llmr_weight &w) { return w.kind == LLMR_DENSE || w.kind == LLMR_LUT4; }
+
+int acts_group(const llmr_weight &w) {
+  if (w.kind == LLMR_W4) return W4_GROUP;
+  return w.group < W8_GROUP ? w.group : W8_GROUP;
+}
+
+// Lays an Acts out in memory; returns the bytes, also without memory.
+size_t place(const Kernels &kernels, uint8_t *memory, Acts &acts) {
+  const int groups = acts.k_padded / acts.group;
+  const size_t codes = aligned(kernels.codes_bytes(acts.kind, acts.tokens, acts.k_padded));
+  const size_t init = aligned(kernels.init_bytes(acts.kind, acts.tokens, acts.k_padded, acts.group));
+  const size_t scale = aligned(sizeof(float) * groups * acts.tokens);
+  acts.codes = memory;
+  acts.init = reinterpret_cast<int32_t *>(memory + codes);
+  acts.scale = reinterpret_cast<float *>(memory + codes + init);
+  acts.sum = reinterpret_cast<float *>(memory + codes + init + scale);
+  return codes + init + 2 * scale + SLACK;
+}
+
+int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
+  int n = 0;
+  for (int i = 0; i < n_pieces; i++) {
+    const llmr_weight &w = *pieces[i].weight;
+    if (is_float(w)) continue;
+    bool known = false;
+    for (int j = 0; j < n; j++) known |= acts[j].kind == w.kind && acts[j].group == acts_group(w);
+    if (known) continue;
+    acts[n] = {};
+    acts[n].tokens = tokens;
+    acts[n].k = w.k;
+    acts[n].k_padded = w.k_padded;
+    acts[n].group = acts_group(w);
+    acts[n].kind = w.kind;
+    n++;
+  }
+  return n;
+}
+
+void prepare_row(const Worker &worker, const Source &source, int t, float *row, Inputs &inputs) {
+  const float *x = source.x + (source.rows ? source.rows[t] : t) * source.ldx;
+  if (source.gamma != nullptr) {
+    worker.kernels->rms_norm(x, source.gamma, source.eps, source.offset, source.k, row);
+    x = row;
+  }
+  for (int j = 0; j < inputs.n_acts; j++) worker.kernels->quantize(x, source.ldx, t, t + 1, &inputs.acts[j]);
+}
+
+}  // namespace
+
+Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pieces, int n_pieces,
+               size_t spare) {
+  Inputs inputs{};
+  inputs.tokens = tokens;
+  inputs.k = source.k;
+  inputs.n_acts = distinct_acts(pieces, n_pieces, tokens, inputs.acts);
+  bool keeps_rows = false;  // fp32 rows are needed after the norm
+  for (int i = 0; i < n_pieces; i++) keeps_rows |= is_float(*pieces[i].weight);
+  const bool own_rows = source.gamma != nullptr || source.rows != nullptr;
+  const int64_t row = (source.k + 15) & ~15;
+
+  size_t bytes = aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
+  for (int j = 0; j < inputs.n_acts; j++) bytes += place(*worker.kernels, nullptr, inputs.acts[j]);
+  const bool alone = tokens <= FEW_TOKENS && bytes <= OWN_BYTES;
+  uint8_t *memory = alone ? worker.scratch : worker.common(aligned(spare) + bytes) + aligned(spare);
+  float *rows = reinterpret_cast<float *>(memory);
+  memory += aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
+  for (int j = 0; j < inputs.n_acts; j++) memory += place(*worker.kernels, memory, inputs.acts[j]);
+  inputs.x = keeps_rows && own_rows ? rows : source.x;
+  inputs.ldx = keeps_rows && own_rows ? row : source.ldx;
+
+  const auto fill = [&](int t) {
+    // Rows that nobody keeps go through the worker's own scratch, one at a time.
+    float *target = keeps_rows && own_rows ? rows + t * row : reinterpret_cast<float *>(worker.scratch);
+    if (alone && !(keeps_rows && own_rows)) target = rows;
+    prepare_row(worker, source, t, target, inputs);
+    if (keeps_rows && source.gamma == nullptr && source.rows != nullptr)
+      memcpy(target, source.x + source.rows[t] * source.ldx, sizeof(float) * source.k);
+  };
+  if (alone) {
+    for (int t = 0; t < tokens; t++) fill(t);
+  } else if (inputs.n_acts > 0 || (keeps_rows && own_rows)) {
+    constexpr int BLOCK = 8;
+    for (int b = worker.take(); b * BLOCK < tokens; b = worker.take())
+      for (int t = b * BLOCK; t < tokens && t < (b + 1) * BLOCK; t++) fill(t);
+    worker.barrier();
+  }
+  return inputs;
+}
+
+void product(Worker &worker, const llmr_weight *w, int p0, int p1, const Inputs &inputs, int t0, int t1,
+             float *out, int64_t ldo) {
+  void *scratch = matmul_scratch(worker);
+  if (is_float(*w)) {
+    worker.kernels->matmul_float(w, p0, p1, inputs.x, inputs.ldx, t0, t1, out, ldo, scratch);
+    return;
+  }
+  const Acts *acts = inputs.acts;
+  while (acts->kind != w->kind || acts->group != acts_group(*w)) acts++;
+  worker.kernels->matmul(w, p0, p1, acts, t0, t1, out, ldo, scratch);
+}
+
+int64_t panel_bytes(const llmr_weight &w) {
+  const int64_t columns = static_cast<int64_t>(w.k_padded) * ROWS;
+  if (w.kind == LLMR_DENSE) return columns * (w.type == LLMR_F32 ? 4 : 2);
+  return w.kind == LLMR_W8 ? columns : columns / 2;
+}
+
+Chunks::Chunks(const Worker &worker, int panels, int tokens, int64_t bytes_per_panel, int k)
+    : panels_(panels), tokens_(tokens) {
+  int64_t block = PANEL_BLOCK_BYTES / (bytes_per_panel > 0 ? bytes_per_panel : 1);
+  // Several chunks for each worker, so that one that lost its core for a while does not hold up all.
+  const int fair = panels / (worker.n * (tokens <= FEW_TOKENS ? 6 : 4));
+  if (block > fair) block = fair;
+  if (block > MAX_PANEL_BLOCK) block = MAX_PANEL_BLOCK;
+  panel_block_ = block < 1 ? 1 : static_cast<int>(block);
+  if (tokens > FEW_TOKENS && panel_block_ > 4) panel_block_ = panel_block_ / 4 * 4;
+  n_panel_blocks_ = (panels + panel_block_ - 1) / panel_block_;
+
+  int64_t tokens_that_fit = TOKEN_BLOCK_BYTES / k / 16 * 16;
+  if (tokens_that_fit > MAX_TOKEN_BLOCK) tokens_that_fit = MAX_TOKEN_BLOCK;
+  if (tokens_that_fit < 16) tokens_that_fit = 16;
+  n_token_blocks_ = static_cast<int>((tokens + tokens_that_fit - 1) / tokens_that_fit);
+  token_block_ = (tokens + n_token_blocks_ - 1) / n_token_blocks_;
+  if (tokens > 16) token_block_ = (token_block_ + 15) & ~15;
+  n_token_blocks_ = (tokens + token_block_ - 1) / token_block_;
+}
+
+Chunk Chunks::chunk(int i) const {
+  const int pb = i % n_panel_blocks_, tb = i / n_panel_blocks_;
+  const int p0 = pb * panel_block_, t0 = tb * token_block_;
+  const int p1 = p0 + panel_block_ < panels_ ? p0 + panel_block_ : panels_;
+  const int t1 = t0 + token_block_ < tokens_ ? t0 + token_block_ : tokens_;
+  return {p0, p1, t0, t1};
+}
+
+float *tile_memory(Worker &worker) { return reinterpret_cast<float *>(worker.scratch + OWN_BYTES); }
+
+void *matmul_scratch(Worker &worker) { return worker.scratch + OWN_BYTES + 2 * TILE_BYTES; }
+
+}  // namespace llmr

@@ -1,0 +1,231 @@
+"""Matrix products bit for bit against integer arithmetic, on every instruction set."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from llmrun.kernels.cpu.arrays import CpuArray
+from llmrun.kernels.cpu.backend import CpuBackend
+from llmrun.kernels.forms import ROW, Dense, GroupInt, Lut16
+from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.ops import Linear, Span
+
+Fill = Callable[[CpuArray, torch.Tensor], CpuArray]
+Read = Callable[[CpuArray], torch.Tensor]
+
+TORCH = {DType.F16: torch.float16, DType.BF16: torch.bfloat16, DType.F32: torch.float32}
+
+
+def host(values: torch.Tensor, dtype: DType) -> HostArray:
+    raw = values.contiguous().view(torch.uint8).flatten().numpy().tobytes()
+    return HostArray(dtype, tuple(values.shape), memoryview(bytearray(raw)))
+
+
+def group_int(
+    bits: int,
+    group: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    mins: torch.Tensor | None,
+    dtype: DType,
+) -> GroupInt:
+    n, k = codes.shape
+    packed = codes.to(torch.uint8)
+    if bits == 4:
+        packed = packed[:, 0::2] | (packed[:, 1::2] << 4)
+    held = [None if x is None else host(x.to(TORCH[dtype]), dtype) for x in (scales, mins)]
+    assert held[0] is not None
+    return GroupInt(bits, group, host(packed, DType.U8), held[0], held[1], (n, k))
+
+
+def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c in fp32 with one rounding: the sum in double is rounded to odd first, so that rounding
+    it again to fp32 is right (Boldo and Melquiond, 2008)."""
+    product, c = a.double() * b.double(), c.double()  # the product is exact
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    bits = total.view(torch.int64)
+    away = ((error > 0) == (total > 0)).long() * 2 - 1
+    odd = torch.where((error != 0) & (bits % 2 == 0), bits + away, bits)
+    return odd.view(torch.float64).float()
+
+
+def expected(
+    bits: int,
+    group: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    mins: torch.Tensor | None,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """The contract of kernels.h in int64 and fp32, one group after the other."""
+    n, k = codes.shape
+    size = group or k
+    step = 32 if bits == 4 else min(128, size)
+    limit = torch.tensor(127.0 if bits == 4 else 32639.0)  # a plain number is divided less exactly
+    total = torch.zeros(len(x), n)
+    middle = 0 if mins is not None else 2 ** (bits - 1)
+    for first in range(0, k, step):
+        part = x[:, first : first + step]
+        top = part.abs().amax(-1, keepdim=True)
+        factor = torch.where(top > 0, limit / top, torch.zeros(()))
+        quantized = torch.round(part * factor)
+        scale = top / limit
+        dot = quantized.long() @ (codes[:, first : first + step].long() - middle).T
+        weight_scale = scales[:, first // size].float()
+        total = fma(dot.float(), weight_scale * scale, total)
+        if mins is not None:
+            sums = scale * quantized.sum(-1, keepdim=True)
+            total = fma(mins[:, first // size].float(), sums, total)
+    return total
+
+
+def multiply(
+    cpu: CpuBackend, weight: object, x: torch.Tensor, n: int, fill: Fill, read: Read
+) -> torch.Tensor:
+    tokens, k = x.shape
+    step = cpu.step(64)
+    step.set([0] * tokens, [Span(0, 0, tokens, 0)], [])
+    source = fill(cpu.empty((64, k)), x)
+    out = fill(cpu.empty((64, n)), torch.zeros(tokens, n))
+    cpu.linear_add(step, source, Linear(weight), None, out)  # type: ignore[arg-type]
+    values = read(out)
+    assert values[tokens:].isnan().all()
+    return values[:tokens]
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+CASES = [(4, g) for g in (32, 64, 128, ROW)] + [(8, g) for g in (16, 32, 64, 128, ROW)]
+
+
+@pytest.mark.parametrize("has_mins", [False, True])
+@pytest.mark.parametrize(("bits", "group"), CASES)
+@pytest.mark.parametrize("dtype", list(TORCH))
+def test_every_width_has_the_bits_of_integer_arithmetic(
+    cpu: CpuBackend, fill: Fill, read: Read, bits: int, group: int, has_mins: bool, dtype: DType
+) -> None:
+    n, k = 83, 384
+    generator = torch.Generator().manual_seed(bits * 1000 + group)
+    codes = torch.randint(0, 2**bits, (n, k), generator=generator)
+    groups = k // (group or k)
+    scales = (0.01 * randn(n, groups, seed=1)).to(TORCH[dtype])  # negative ones too
+    mins = (0.05 * randn(n, groups, seed=2)).to(TORCH[dtype]) if has_mins else None
+    weight = cpu.weight(group_int(bits, group, codes, scales, mins, dtype))
+    for tokens in (1, 2, 3, 5, 9, 11, 13, 17, 33):
+        x = randn(tokens, k, seed=tokens) * torch.linspace(0.1, 9, k)
+        got = multiply(cpu, weight, x, n, fill, read)
+        assert torch.equal(got, expected(bits, group, codes, scales, mins, x)), tokens
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("code", ["least", "most", "alternating"])
+@pytest.mark.parametrize("value", [1.0, -1.0, "alternating"])
+def test_extremes_do_not_saturate(
+    cpu: CpuBackend, fill: Fill, read: Read, bits: int, code: str, value: object
+) -> None:
+    n, k = 16, 256
+    codes = torch.zeros(n, k, dtype=torch.long)
+    if code == "most":
+        codes += 2**bits - 1
+    if code == "alternating":
+        codes[:, 0::2] = 2**bits - 1
+    x = torch.ones(1, k) if value == "alternating" else torch.full((1, k), value)
+    if value == "alternating":
+        x[:, 1::2] = -1
+    scales = torch.full((n, k // 128), -0.5, dtype=torch.float16)
+    weight = cpu.weight(group_int(bits, 128, codes, scales, None, DType.F16))
+    for tokens in (1, 4, 10, 12, 16):
+        rows = x.expand(tokens, k)
+        got = multiply(cpu, weight, rows, n, fill, read)
+        assert torch.equal(got, expected(bits, 128, codes, scales, None, rows)), tokens
+
+
+@pytest.mark.parametrize("k", [32, 96, 576, 1536, 8960])
+def test_column_counts(cpu: CpuBackend, fill: Fill, read: Read, k: int) -> None:
+    n = 17
+    codes = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(k))
+    scales = (0.01 * randn(n, k // 32)).half()
+    weight = cpu.weight(group_int(4, 32, codes, scales, None, DType.F16))
+    for tokens in (1, 7, 20):
+        x = randn(tokens, k, seed=tokens)
+        got = multiply(cpu, weight, x, n, fill, read)
+        assert torch.equal(got, expected(4, 32, codes, scales, None, x)), tokens
+
+
+def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(
+    cpu: CpuBackend, fill: Fill, read: Read
+) -> None:
+    n, k = 16, 64
+    codes = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(1))
+    scales = (0.01 * randn(n, 2)).half()
+    weight = cpu.weight(group_int(4, 32, codes, scales, None, DType.F16))
+    for tokens in (3, 17):
+        x = randn(tokens, k)
+        x[1, 5] = float("nan")
+        x[2, 40] = float("inf")
+        got = multiply(cpu, weight, x, n, fill, read)
+        assert not got[1].isfinite().any()
+        assert not got[2].isfinite().any()
+        others = [t for t in range(tokens) if t not in (1, 2)]
+        assert torch.equal(got[others], expected(4, 32, codes, scales, None, x[others]))
+
+
+def test_tiny_and_zero_activations(cpu: CpuBackend, fill: Fill, read: Read) -> None:
+    n, k = 16, 64
+    codes = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(1))
+    weight = cpu.weight(group_int(4, 32, codes, (0.01 * randn(n, 2)).half(), None, DType.F16))
+    for value in (0.0, 1e-38, 1e-42):
+        assert (multiply(cpu, weight, torch.full((2, k), value), n, fill, read) == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "lut"])
+@pytest.mark.parametrize("k", [64, 160, 1024])
+def test_dense_and_table_weights(
+    cpu: CpuBackend, fill: Fill, read: Read, kind: str, k: int
+) -> None:
+    n = 35
+    if kind == "lut":
+        table = torch.linspace(-1, 1, 16) ** 3
+        codes = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(k))
+        scales = randn(n, k // 32).abs()
+        form = Lut16(
+            32,
+            host((codes[:, 0::2] | (codes[:, 1::2] << 4)).to(torch.uint8), DType.U8),
+            host(table, DType.F32),
+            host(scales, DType.F32),
+            (n, k),
+        )
+        values = (table[codes] * scales.repeat_interleave(32, 1)).double()
+        weight = cpu.weight(form)
+    else:
+        dtype = DType[kind.upper()]
+        held = (0.1 * randn(n, k)).to(TORCH[dtype])
+        values = held.double()
+        weight = cpu.weight(Dense(host(held, dtype)))
+    rows = {}
+    for tokens in (1, 2, 5, 13, 33):
+        x = randn(33, k, seed=3)[:tokens]
+        got = multiply(cpu, weight, x, n, fill, read)
+        torch.testing.assert_close(got.double(), x.double() @ values.T, rtol=1e-5, atol=1e-4)
+        rows[tokens] = got[0]
+    assert all(torch.equal(row, rows[1]) for row in rows.values())
+
+
+def test_all_instruction_sets_and_thread_counts_give_the_same_bits(
+    isas: list[str], fill: Fill, read: Read
+) -> None:
+    n, k, tokens = 83, 256, 19
+    codes = torch.randint(0, 256, (n, k), generator=torch.Generator().manual_seed(5))
+    form = group_int(8, 128, codes, 0.01 * randn(n, 2), None, DType.F32)
+    x = randn(tokens, k)
+    results = [
+        multiply(backend, backend.weight(form), x, n, fill, read)
+        for isa in isas
+        for backend in (CpuBackend(threads, isa=isa) for threads in (1, 2, 4))
+    ]
+    assert all(torch.equal(result, results[0]) for result in results)
