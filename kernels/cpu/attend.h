@@ -37,12 +37,12 @@ inline F load_some(const Element *x, int count) {
 template <class F, class Element>
 inline void unpack(const Element *x, int dim, int n, int n_filled, int panel, int n_rows, float *out) {
   const int64_t panel_floats = static_cast<int64_t>(n_rows) * panel;
-  for (int i = 0; i < n_filled; i++, x += dim, out += panel)
-    for (int begin = 0; begin < dim; begin += panel) {
-      float *to = out + begin / panel * panel_floats;
+  for (int i = 0; i < n_filled; i++, x += dim, out += panel) {
+    float *to = out;
+    for (int begin = 0; begin < dim; begin += panel, to += panel_floats)
       for (int c = 0; c < panel && begin + c < dim; c += F::W)
         F::store(to + c, i < n ? load_some<F>(x + begin + c, dim - begin - c) : F::set1(0.0f));
-    }
+  }
 }
 
 // Queries times scale to rows of `width`, filled with 0.

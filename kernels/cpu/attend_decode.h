@@ -30,11 +30,10 @@ inline void score_keys(const float *queries, const Element *keys, int width, flo
 }
 
 template <class F, int R, class Element>
-inline void score_rows(int rows, const float *queries, const Element *keys, int n_keys, int width, float *scores) {
+inline void score_rows(int rows, const float *queries, const Element *keys, int width, float *scores) {
   if constexpr (R > 1)
-    if (rows < R) return score_rows<F, R - 1>(rows, queries, keys, n_keys, width, scores);
-  for (int i = 0; i < n_keys; i += F::W)
-    score_keys<F, R>(queries, keys + static_cast<int64_t>(i) * width, width, scores + i, CHUNK_KEYS);
+    if (rows < R) return score_rows<F, R - 1>(rows, queries, keys, width, scores);
+  score_keys<F, R>(queries, keys, width, scores, CHUNK_KEYS);
 }
 
 // out[rows][width] += weights[rows][n_keys] values[n_keys][width], or = for the first.
@@ -60,16 +59,19 @@ template <class F, class Element>
 struct Chunk {
   const AttendTile &tile;
   int rows, width;
+  int step;               // rows taken together: as many as the registers hold, in equal parts
   int start, begin, end;  // position of the chunk; keys of it that anyone sees, from a whole block on
   float *queries;         // [rows][width], scaled
   float *scores;          // [rows][CHUNK_KEYS], then weights
-  float *block;           // [BLOCK_KEYS][width], converted
+  float *block;           // [BLOCK_KEYS][width], converted where rows or keys do not fill vectors
 
   Chunk(const AttendTile &t, int chunk, void *scratch)
       : tile(t), rows(t.n_tokens * t.n_heads), width(round_up(t.head_dim, F::W)), start(chunk * CHUNK_KEYS) {
     const int seen = first_key(t, 0) - start, behind = end_key(t, t.n_tokens - 1) - start;
     begin = seen > 0 ? seen / BLOCK_KEYS * BLOCK_KEYS : 0;
     end = behind < CHUNK_KEYS ? behind : CHUNK_KEYS;
+    const int parts = (rows + F::DECODE_ROWS - 1) / F::DECODE_ROWS;
+    step = (rows + parts - 1) / parts;
     queries = static_cast<float *>(scratch);
     scores = queries + rows * width;
     block = scores + rows * CHUNK_KEYS;
@@ -79,37 +81,42 @@ struct Chunk {
   const Element *at(const void *cache, int key) const {
     return static_cast<const Element *>(cache) + static_cast<int64_t>(start + key) * tile.head_dim;
   }
-  // Rows taken together: as many as the registers hold, in equal parts.
-  int step() const {
-    const int parts = (rows + F::DECODE_ROWS - 1) / F::DECODE_ROWS;
-    return (rows + parts - 1) / parts;
+  // Asks for n rows of the cache that will be needed soon; the hardware does not look past a page.
+  void fetch(const Element *row, int n) const {
+    const char *at = reinterpret_cast<const char *>(row);
+    const size_t bytes = static_cast<size_t>(n) * tile.head_dim * sizeof(Element);
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
   }
-  // Whether rows are so few that converting the cache anew for each part of them is cheaper than
-  // writing it down. The values are the same.
-  bool is_direct() const { return rows <= 2 * F::DECODE_ROWS && tile.head_dim == width; }
 
+  // Scores of keys [key, key + n), rounded up to vectors. What is needed after them starts at `next`.
   template <class From>
-  void score(const From *keys, int key, int n) const {
-    for (int r = 0; r < rows; r += step())
-      score_rows<F, F::DECODE_ROWS>(step() < rows - r ? step() : rows - r, queries + r * width, keys, n, width,
-                                    scores + r * CHUNK_KEYS + key);
+  void score(const From *keys, int key, int n, const Element *next) const {
+    for (int i = 0; i < n; i += F::W, keys += F::W * width, next += F::W * tile.head_dim) {
+      fetch(next, F::W);
+      for (int r = 0; r < rows; r += step)
+        score_rows<F, F::DECODE_ROWS>(step < rows - r ? step : rows - r, queries + r * width, keys, width,
+                                      scores + r * CHUNK_KEYS + key + i);
+    }
   }
+  void score_block(int key, int n) const {
+    const int filled = round_up(n, F::W);
+    const Element *next = key + BLOCK_KEYS < end ? at(tile.keys, key + BLOCK_KEYS) : at(tile.values, begin);
+    // Converting on the way, for each part of the rows anew, costs less than writing it down.
+    if (tile.head_dim == width && filled == n) return score(at(tile.keys, key), key, n, next);
+    unpack<F>(at(tile.keys, key), tile.head_dim, n, filled, width, BLOCK_KEYS, block);
+    score(block, key, n, next);
+  }
+
   template <class From>
   void mix(const From *values, int key, int n, float *out) const {
     const int stride = partial_stride(tile);
-    for (int r = 0; r < rows; r += step())
-      mix_rows<F, F::DECODE_ROWS>(step() < rows - r ? step() : rows - r, scores + r * CHUNK_KEYS + key, n, values,
+    for (int r = 0; r < rows; r += step)
+      mix_rows<F, F::DECODE_ROWS>(step < rows - r ? step : rows - r, scores + r * CHUNK_KEYS + key, n, values,
                                   width, out + static_cast<int64_t>(r) * stride, stride, key == begin);
   }
-
-  void score_block(int key, int n) const {
-    const int filled = round_up(n, F::W);
-    if (is_direct() && filled == n) return score(at(tile.keys, key), key, n);
-    unpack<F>(at(tile.keys, key), tile.head_dim, n, filled, width, BLOCK_KEYS, block);
-    score(block, key, filled);
-  }
   void mix_block(int key, int n, float *out) const {
-    if (is_direct()) return mix(at(tile.values, key), key, n, out);
+    if (key + BLOCK_KEYS < end) fetch(at(tile.values, key + BLOCK_KEYS), BLOCK_KEYS);
+    if (tile.head_dim == width) return mix(at(tile.values, key), key, n, out);
     unpack<F>(at(tile.values, key), tile.head_dim, n, n, width, BLOCK_KEYS, block);
     mix(block, key, n, out);
   }
@@ -124,7 +131,8 @@ inline void attend_keys(const AttendTile &tile, int number, float *partial, void
     chunk.score_block(key, chunk.end - key < BLOCK_KEYS ? chunk.end - key : BLOCK_KEYS);
   for (int r = 0; r < chunk.rows; r++) {
     const int t = r / tile.n_heads, end = round_up(chunk.end, F::W);
-    float *scores = chunk.scores + r * CHUNK_KEYS, *left = partial + static_cast<int64_t>(r) * stride + stride - 8;
+    float *scores = chunk.scores + r * CHUNK_KEYS;
+    float *left = partial + static_cast<int64_t>(r + 1) * stride - 8;
     left[0] = mask_scores<F>(scores, chunk.begin, end, first_key(tile, t) - chunk.start,
                              end_key(tile, t) - chunk.start, tile.softcap);
     left[1] = weigh<F>(scores, chunk.begin, end, left[0]);
@@ -151,9 +159,8 @@ inline void merge_row(const float *partial, int64_t chunk_stride, int n_chunks, 
     const float score = partial[c * chunk_stride + stats];
     if (score > best) best = score;
   }
-  float sums[MAX_HEAD_DIM];  // in chunk order, like total
+  float sums[MAX_HEAD_DIM], total = 0.0f;
   float lanes[F::W];
-  float total = 0.0f;
   if (sink != nullptr) {
     F::store(lanes, exp(F::set1(*sink) - F::set1(best)));
     total = lanes[0];

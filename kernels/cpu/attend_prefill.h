@@ -28,6 +28,9 @@ struct Prefill {
 
 template <class F>
 inline Prefill<F> prepare(const AttendTile &tile, void *scratch) {
+  constexpr size_t most_rows = MAX_TILE_ROWS + F::ROWS;
+  static_assert((2 * (most_rows + TILE_KEYS) * MAX_HEAD_DIM + F::ROWS * TILE_KEYS + 4 * most_rows) *
+                    sizeof(float) <= SCRATCH);
   Prefill<F> p;
   p.rows = tile.n_tokens * tile.n_heads;
   p.blocks = (p.rows + F::ROWS - 1) / F::ROWS;
@@ -92,11 +95,11 @@ inline void attend_block(const AttendTile &tile, const Prefill<F> &p, int block,
   soften<F>(tile, block, start, begin, end, p.scores, p.running[block], factor);
   float *out = p.out + block * F::ROWS * p.width;
   for (int d = 0; d < dim; d += PANEL) {
-    const float *values = p.values + d * TILE_KEYS + begin * PANEL;
+    const float *weights = p.scores + begin, *values = p.values + d * TILE_KEYS + begin * PANEL;
     if (d + F::W < dim)
-      multiply<F, F::ROWS, 2>(end - begin, p.scores + begin, TILE_KEYS, values, PANEL, out + d, p.width, factor);
+      multiply<F, F::ROWS, 2>(end - begin, weights, TILE_KEYS, values, PANEL, out + d, p.width, factor);
     else
-      multiply<F, F::ROWS, 1>(end - begin, p.scores + begin, TILE_KEYS, values, PANEL, out + d, p.width, factor);
+      multiply<F, F::ROWS, 1>(end - begin, weights, TILE_KEYS, values, PANEL, out + d, p.width, factor);
   }
 }
 
@@ -124,9 +127,10 @@ inline void attend_rows(const AttendTile &tile, void *scratch) {
   for (int start = first_key(tile, 0) / TILE_KEYS * TILE_KEYS; start < length; start += TILE_KEYS) {
     const int n = length - start < TILE_KEYS ? length - start : TILE_KEYS;
     const int64_t from = static_cast<int64_t>(start) * tile.head_dim;
-    transpose_keys<F>(static_cast<const Element *>(tile.keys) + from, tile.head_dim, n, p.keys);
-    unpack<F>(static_cast<const Element *>(tile.values) + from, tile.head_dim, n, round_up(n, p.PANEL), p.PANEL,
-              TILE_KEYS, p.values);
+    const Element *keys = static_cast<const Element *>(tile.keys) + from;
+    const Element *values = static_cast<const Element *>(tile.values) + from;
+    transpose_keys<F>(keys, tile.head_dim, n, p.keys);
+    unpack<F>(values, tile.head_dim, n, round_up(n, p.PANEL), p.PANEL, TILE_KEYS, p.values);
     for (int block = 0; block < p.blocks; block++) attend_block<F>(tile, p, block, start, n);
   }
   for (int r = 0; r < p.rows; r++) {

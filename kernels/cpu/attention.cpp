@@ -24,8 +24,8 @@ struct Attention {
   const llmr_kv &kv;
   int heads, kv_heads, dim, parts;
 
-  explicit Attention(const llmr_instr &in)
-      : instr(in), kv(*static_cast<const llmr_kv *>(in.p[2])), heads(in.i[0]), kv_heads(in.i[1]), dim(in.i[2]) {
+  explicit Attention(const llmr_instr &in) : instr(in), kv(*static_cast<const llmr_kv *>(in.p[2])) {
+    heads = in.i[0], kv_heads = in.i[1], dim = in.i[2];
     parts = (heads / kv_heads + MAX_TILE_HEADS - 1) / MAX_TILE_HEADS;
   }
 
@@ -63,7 +63,8 @@ struct Tiling {
   int tokens, count;
 
   Tiling(const Attention &attention, const llmr_span &span, int workers) {
-    const int per_kv = attention.heads / attention.kv_heads, heads = (per_kv + attention.parts - 1) / attention.parts;
+    const int per_kv = attention.heads / attention.kv_heads;
+    const int heads = (per_kv + attention.parts - 1) / attention.parts;
     int most = MAX_TILE_ROWS / heads;
     if (most > 256) most = 256;
     // About four tiles for each worker, so that one who started late or is slowed down does not hold
@@ -105,7 +106,9 @@ void attend_tile(Worker &w, const Attention &attention, const llmr_step &step, i
 // Walks the groups of all spans of a few tokens, numbering their chunks and placing their partial results.
 class Groups {
  public:
-  Groups(const Attention &attention, const llmr_step &step) : attention_(&attention), step_(&step) { settle(); }
+  Groups(const Attention &attention, const llmr_step &step) : attention_(&attention), step_(&step) {
+    settle();
+  }
 
   bool valid() const { return span_ < step_->n_spans; }
   AttendTile tile() const {
@@ -114,7 +117,7 @@ class Groups {
   }
   int chunks() const { return end_chunk(tile()) - llmr::first_chunk(tile()); }
   int64_t floats() const { return chunks() * partial_floats(tile()); }
-  int first_chunk() const { return chunk_; }    // number of the group's first chunk
+  int first_chunk() const { return chunk_; }  // number of the group's first chunk
   int64_t offset() const { return offset_; }  // of its partial results
 
   void next() {
@@ -260,7 +263,8 @@ void op_rope_append(Worker &w, const llmr_instr &in, const llmr_step &step) {
       while (token >= span->start + span->count) span++;
       set_angles(in, step.positions[token], cos, sin);
     }
-    append_head(w, in, static_cast<int>(i % per_token), y + i * dim, span->slot, step.positions[token], cos, sin);
+    const int head = static_cast<int>(i % per_token);
+    append_head(w, in, head, y + i * dim, span->slot, step.positions[token], cos, sin);
   }
 }
 

@@ -24,8 +24,16 @@ constexpr size_t MATMUL_SCRATCH = 2 << 20;  // of them for one matmul
 //       never -128.
 //   W8: 16 bits per `group` columns, scale = absmax / W8_LIMIT, code = round to nearest even
 //       (x * (W8_LIMIT / absmax)). Codes up to W8_LIMIT = 127 * 256 + 127 split into two signed bytes.
+// A group whose largest magnitude is below TINY counts as zero (scale and codes 0): LIMIT / absmax must
+// not overflow. One with a value that is not finite has codes 0 and that scale: its results are not
+// finite either.
 // scale and sum are [k_padded/group][tokens] everywhere; sum = scale * float(sum of the codes).
 // The layout of codes and `init` is the ISA's own affair.
+//
+// Beside 4-bit weights, groups that stand out of their row are refined: what their codes leave is
+// quantized once more, into `fine` (refine.cpp says which and why). There, groups that are not refined
+// have scale 0 and codes that mean nothing.
+constexpr float TINY = 0x1p-100f;
 struct Acts {
   int32_t tokens;  // also the stride
   int32_t k, k_padded;
@@ -35,6 +43,9 @@ struct Acts {
   float *scale;
   float *sum;
   int32_t *init;
+  Acts *fine;          // null: nothing is refined
+  uint64_t *refined;   // [tokens][words] bits: groups of each token that are
+  int32_t words;
 };
 
 // Linears are batch invariant: with d the exact integer dot product of group g, every width, tiling,
@@ -42,7 +53,8 @@ struct Acts {
 //   without mins: d over (u - 8) or (u - 128);  acc = fma(float(d), ws * as, acc)
 //   with mins:    d over u;                     acc = fma(float(d), ws * as, acc)
 //                                               acc = fma(m, sum, acc)
-// where a weight group larger than the activation group uses its ws for each activation group.
+// where a weight group larger than the activation group uses its ws for each activation group. The
+// refined groups of the same row follow, in their order, with scale and sum of `fine`.
 struct Kernels {
   const char *name;
 
@@ -51,6 +63,8 @@ struct Kernels {
   size_t (*init_bytes)(int kind, int tokens, int k_padded, int group);
 
   // Quantizes rows t0..t1 of x (row t at x + (t - t0) * ldx). Columns k..k_padded count as 0.
+  // `refines`: acts->fine is written too; if not, refine() must follow.
+  bool refines;
   void (*quantize)(const float *x, int64_t ldx, int t0, int t1, Acts *acts);
 
   // out[(t - t0) * ldo + 16 * (p - p0) + row] = product of panels p0..p1 with tokens t0..t1.

@@ -2,6 +2,9 @@
 
 #include <string.h>
 
+#include "matmul.h"
+#include "refine.h"
+
 namespace llmr {
 namespace {
 
@@ -26,8 +29,8 @@ int acts_group(const llmr_weight &w) {
   return w.group < W8_GROUP ? w.group : W8_GROUP;
 }
 
-// Lays an Acts out in memory; returns the bytes, also without memory.
-size_t place(const Kernels &kernels, uint8_t *memory, Acts &acts) {
+// Lays the arrays of an Acts out in memory; returns the bytes, also without memory.
+size_t place_codes(const Kernels &kernels, uint8_t *memory, Acts &acts) {
   const int groups = acts.k_padded / acts.group;
   const size_t codes = aligned(kernels.codes_bytes(acts.kind, acts.tokens, acts.k_padded));
   const size_t init = aligned(kernels.init_bytes(acts.kind, acts.tokens, acts.k_padded, acts.group));
@@ -37,6 +40,19 @@ size_t place(const Kernels &kernels, uint8_t *memory, Acts &acts) {
   acts.scale = reinterpret_cast<float *>(memory + codes + init);
   acts.sum = reinterpret_cast<float *>(memory + codes + init + scale);
   return codes + init + 2 * scale + SLACK;
+}
+
+// The same with what refines it.
+size_t place(const Kernels &kernels, uint8_t *memory, Acts &acts, Acts &fine) {
+  const size_t bytes = place_codes(kernels, memory, acts);
+  const int groups = acts.k_padded / acts.group;
+  if (acts.kind != LLMR_W4 || groups > MOST_GROUPS) return bytes;
+  fine = acts;
+  const size_t fine_bytes = place_codes(kernels, memory + bytes, fine);
+  acts.fine = &fine;
+  acts.words = (groups + 63) / 64;
+  acts.refined = reinterpret_cast<uint64_t *>(memory + bytes + fine_bytes);
+  return bytes + fine_bytes + aligned(sizeof(uint64_t) * acts.words * acts.tokens);
 }
 
 int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
@@ -58,13 +74,17 @@ int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
   return n;
 }
 
-void prepare_row(const Worker &worker, const Source &source, int t, float *row, Inputs &inputs) {
+void prepare_row(const Worker &worker, const Source &source, int t, float *row, float *residual, Inputs &inputs) {
   const float *x = source.x + (source.rows ? source.rows[t] : t) * source.ldx;
   if (source.gamma != nullptr) {
     worker.kernels->rms_norm(x, source.gamma, source.eps, source.offset, source.k, row);
     x = row;
   }
-  for (int j = 0; j < inputs.n_acts; j++) worker.kernels->quantize(x, source.ldx, t, t + 1, &inputs.acts[j]);
+  for (int j = 0; j < inputs.n_acts; j++) {
+    Acts &acts = inputs.acts[j];
+    worker.kernels->quantize(x, source.ldx, t, t + 1, &acts);
+    if (acts.fine != nullptr && !worker.kernels->refines) refine(*worker.kernels, x, t, acts, residual);
+  }
 }
 
 }  // namespace
@@ -81,12 +101,12 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
   const int64_t row = (source.k + 15) & ~15;
 
   size_t bytes = aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
-  for (int j = 0; j < inputs.n_acts; j++) bytes += place(*worker.kernels, nullptr, inputs.acts[j]);
+  for (int j = 0; j < inputs.n_acts; j++) bytes += place(*worker.kernels, nullptr, inputs.acts[j], inputs.fine[j]);
   const bool alone = tokens <= FEW_TOKENS && bytes <= OWN_BYTES;
   uint8_t *memory = alone ? worker.scratch : worker.common(aligned(spare) + bytes) + aligned(spare);
   float *rows = reinterpret_cast<float *>(memory);
   memory += aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
-  for (int j = 0; j < inputs.n_acts; j++) memory += place(*worker.kernels, memory, inputs.acts[j]);
+  for (int j = 0; j < inputs.n_acts; j++) memory += place(*worker.kernels, memory, inputs.acts[j], inputs.fine[j]);
   inputs.x = keeps_rows && own_rows ? rows : source.x;
   inputs.ldx = keeps_rows && own_rows ? row : source.ldx;
 
@@ -94,7 +114,7 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
     // Rows that nobody keeps go through the worker's own scratch, one at a time.
     float *target = keeps_rows && own_rows ? rows + t * row : reinterpret_cast<float *>(worker.scratch);
     if (alone && !(keeps_rows && own_rows)) target = rows;
-    prepare_row(worker, source, t, target, inputs);
+    prepare_row(worker, source, t, target, tile_memory(worker), inputs);
     if (keeps_rows && source.gamma == nullptr && source.rows != nullptr)
       memcpy(target, source.x + source.rows[t] * source.ldx, sizeof(float) * source.k);
   };
@@ -116,9 +136,11 @@ void product(Worker &worker, const llmr_weight *w, int p0, int p1, const Inputs 
     worker.kernels->matmul_float(w, p0, p1, inputs.x, inputs.ldx, t0, t1, out, ldo, scratch);
     return;
   }
-  const Acts *acts = inputs.acts;
-  while (acts->kind != w->kind || acts->group != acts_group(*w)) acts++;
-  worker.kernels->matmul(w, p0, p1, acts, t0, t1, out, ldo, scratch);
+  int i = 0;
+  while (inputs.acts[i].kind != w->kind || inputs.acts[i].group != acts_group(*w)) i++;
+  Acts acts = inputs.acts[i], fine = inputs.fine[i];
+  if (acts.fine != nullptr) acts.fine = &fine;  // Inputs may have been copied since
+  worker.kernels->matmul(w, p0, p1, &acts, t0, t1, out, ldo, scratch);
 }
 
 int64_t panel_bytes(const llmr_weight &w) {

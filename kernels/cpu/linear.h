@@ -17,7 +17,7 @@ struct Inputs {
   int tokens, k;
   const float *x;  // row t at x + t * ldx
   int64_t ldx;
-  Acts acts[3];
+  Acts acts[3], fine[3];  // fine[i] refines acts[i], where they stand beside 4-bit weights
   int n_acts;
 };
 

@@ -5,10 +5,18 @@
 
 namespace llmr {
 
-// A group whose largest value is below this counts as zero (scale and codes 0): W8_LIMIT / absmax must
-// not overflow. A group with a value that is not finite has codes 0 and that scale, so results are not
-// finite either.
-constexpr float TINY = 0x1p-100f;
+constexpr int MOST_GROUPS = 4096;  // activation groups of a row that may be refined
+
+// Groups that are refined for at least one of the tokens, in order; returns how many.
+static inline int refined_groups(const Acts &a, int t0, int t1, int32_t *groups) {
+  int n = 0;
+  for (int i = 0; a.fine != nullptr && i < a.words; i++) {
+    uint64_t bits = 0;
+    for (int t = t0; t < t1; t++) bits |= a.refined[static_cast<int64_t>(t) * a.words + i];
+    for (; bits != 0; bits &= bits - 1) groups[n++] = i * 64 + __builtin_ctzll(bits);
+  }
+  return n;
+}
 
 #define LLMR_MATMUL(isa)                                                                            \
   namespace isa {                                                                                   \

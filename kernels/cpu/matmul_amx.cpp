@@ -25,6 +25,7 @@ using avx512::usable;
 constexpr int TOKENS = 16;      // of one tile
 constexpr int AHEAD = 4;        // groups the tile unit works ahead of the folding: vector loads cannot
                                 // take a tile from the store buffer, so it must have left it long ago
+constexpr int MOST_BLOCKS = 8;  // of tokens that pass an opened panel
 constexpr int FEWEST = 12;      // tokens for which tiles pay
 constexpr int SLACK = TOKENS * 64;  // tiles read whole rows of tokens behind the last
 
@@ -58,7 +59,7 @@ struct Block {
   int shift;   // activation groups of one scale
 
   template <bool MINS, bool HALVES>
-  inline void fold(const int32_t (*sums)[TOKENS][16], int g, __m512 *total) const {
+  inline void fold(const Acts &a, const int32_t (*sums)[TOKENS][16], int g, __m512 *total) const {
     // Read where they are, also behind the last token: what comes of that is not written.
     const int64_t first = static_cast<int64_t>(g) * a.tokens + t;
     const float *scale = a.scale + first, *sum = a.sum + first;
@@ -131,7 +132,7 @@ void w4_block(const Block &block, const uint8_t *weights, int n, float *out, int
   for (int g = 0; g < groups; g += AHEAD) {
 #define LLMR_FOLD(c)                                         \
     if (g + c < groups) {                                  \
-      block.fold<MINS, false>(sums[c], g + c, total);      \
+      block.fold<MINS, false>(a, sums[c], g + c, total);   \
       LLMR_MULTIPLY(c, g + c + AHEAD)                      \
     }
     LLMR_FOLD(0)
@@ -142,6 +143,70 @@ void w4_block(const Block &block, const uint8_t *weights, int n, float *out, int
 #undef LLMR_FOLD
 #undef LLMR_MULTIPLY
   write(total, n, out, ldo);
+}
+
+// The refined groups of some tokens, gathered: one tile of group g for up to 16 of them.
+struct Refined {
+  uint8_t codes[TOKENS][W4_GROUP];
+  float scale[TOKENS], sum[TOKENS];
+  int32_t token[TOKENS];  // behind the first of the run
+  int32_t g, n;
+};
+
+// Tiles for tokens t0..t1, group after group; returns how many. Few tokens of a block refine the same
+// group, so going block by block would multiply mostly zeros.
+int gather(const Acts &a, int t0, int t1, Refined *tiles) {
+  int n_tiles = 0;
+  for (int g = 0; g < a.k_padded / W4_GROUP; g++) {
+    Refined *tile = nullptr;
+    for (int t = t0; t < t1; t++) {
+      if ((a.refined[static_cast<int64_t>(t) * a.words + g / 64] >> g % 64 & 1) == 0) continue;
+      if (tile == nullptr || tile->n == TOKENS) {
+        tile = tiles + n_tiles++;
+        tile->g = g;
+        tile->n = 0;
+      }
+      const int64_t at = static_cast<int64_t>(g) * a.tokens + t;
+      __builtin_memcpy(tile->codes[tile->n], a.fine->codes + at * W4_GROUP, W4_GROUP);
+      tile->scale[tile->n] = a.fine->scale[at];
+      tile->sum[tile->n] = a.fine->sum[at];
+      tile->token[tile->n++] = t - t0;
+    }
+  }
+  return n_tiles;
+}
+
+// Adds the refined groups to the finished sums of a panel.
+template <bool MINS>
+void add_refined(const llmr_weight &w, int64_t at, int shift, const uint8_t *weights, const Refined *tiles, int n_tiles,
+                 float *out, int64_t ldo) {
+  alignas(64) int32_t sums[AHEAD][TOKENS][16];
+  const auto multiply = [&](int i) {
+    if (i >= n_tiles) return;
+    _tile_zero(0);
+    _tile_loadd(4, tiles[i].codes, W4_GROUP);
+    _tile_loadd(5, weights + tiles[i].g * OPEN_TILE, 64);
+    if (MINS)
+      _tile_dpbsud(0, 4, 5);
+    else
+      _tile_dpbssd(0, 4, 5);
+    _tile_stored(0, sums[i % AHEAD], 64);
+  };
+  for (int i = 0; i < AHEAD; i++) multiply(i);
+  for (int i = 0; i < n_tiles; i++) {
+    const Refined &tile = tiles[i];
+    const int64_t index = at + static_cast<int64_t>(tile.g / shift) * ROWS;
+    const __m512 ws = load_scales(w, w.scales, index);
+    const __m512 min = MINS ? load_scales(w, w.mins, index) : _mm512_setzero_ps();
+    for (int j = 0; j < tile.n; j++) {
+      float *to = out + tile.token[j] * ldo;
+      const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(sums[i % AHEAD][j]));
+      __m512 total = _mm512_fmadd_ps(dot, _mm512_mul_ps(ws, _mm512_set1_ps(tile.scale[j])), _mm512_loadu_ps(to));
+      if (MINS) total = _mm512_fmadd_ps(min, _mm512_set1_ps(tile.sum[j]), total);
+      _mm512_storeu_ps(to, total);
+    }
+    multiply(i + AHEAD);
+  }
 }
 
 // ---- W8 -----------------------------------------------------------------------------------------------
@@ -185,12 +250,12 @@ void w8_block(const Block &block, int n, float *out, int64_t ldo) {
     if (g + 1 < groups) {
       LLMR_MULTIPLY(2, 3, odd);
     }
-    block.fold<MINS, true>(even, g, total);
+    block.fold<MINS, true>(a, even, g, total);
     if (g + 1 == groups) break;
     if (g + 2 < groups) {
       LLMR_MULTIPLY(0, 1, even);
     }
-    block.fold<MINS, true>(odd, g + 1, total);
+    block.fold<MINS, true>(a, odd, g + 1, total);
   }
 #undef LLMR_MULTIPLY
   write(total, n, out, ldo);
@@ -243,27 +308,43 @@ void quantize(const float *x, int64_t ldx, int t0, int t1, Acts *acts) {
 
 void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out, int64_t ldo,
             void *scratch) {
-  // The opened panel must fit; only a row of 130 thousand columns does not.
-  const bool fits = w->kind == LLMR_W8 || static_cast<size_t>(w->k_padded) * ROWS <= MATMUL_SCRATCH;
-  if (!uses_tiles(*acts) || !fits) {
+  if (!uses_tiles(*acts)) {
     avx512::matmul(w, p0, p1, acts, t0, t1, out, ldo, scratch);
     return;
   }
   configure();
+  const bool is_w4 = w->kind == LLMR_W4, mins = w->mins != nullptr;
+  const int shift = w->group > acts->group ? w->group / acts->group : 1, groups = acts->k_padded / acts->group;
+  // Scratch holds an opened panel and the refined tiles of the tokens that pass it: in the worst case
+  // every group of each.
   uint8_t *opened = static_cast<uint8_t *>(scratch);
-  for (int p = p0; p < p1; p++) {
-    if (w->kind == LLMR_W4) open_panel(*w, p, opened);
-    fence();
-    for (int t = t0; t < t1; t += TOKENS) {
-      const int n = t1 - t < TOKENS ? t1 - t : TOKENS;
-      const int shift = w->group > acts->group ? w->group / acts->group : 1;
+  Refined *refined = reinterpret_cast<Refined *>(opened + static_cast<int64_t>(groups) * OPEN_TILE);
+  const int64_t room = static_cast<int64_t>(MATMUL_SCRATCH) - static_cast<int64_t>(groups) * OPEN_TILE;
+  int64_t blocks = is_w4 ? room / (static_cast<int64_t>(groups) * sizeof(Refined)) : MOST_BLOCKS;
+  if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
+  if (blocks < 1) {  // a row of 40 thousand columns
+    avx512::matmul(w, p0, p1, acts, t0, t1, out, ldo, scratch);
+    return;
+  }
+  for (int first = t0; first < t1; first += static_cast<int>(blocks) * TOKENS) {
+    const int last = first + blocks * TOKENS < t1 ? first + static_cast<int>(blocks) * TOKENS : t1;
+    const int n_refined = acts->fine != nullptr ? gather(*acts, first, last, refined) : 0;
+    for (int p = p0; p < p1; p++) {
       const int64_t at = static_cast<int64_t>(p) * (w->k_padded / w->group) * ROWS;
-      const Block block = {*w, *acts, p, t, at, shift};
-      float *target = out + (t - t0) * ldo + (p - p0) * ROWS;
-      if (w->kind == LLMR_W4)
-        w->mins == nullptr ? w4_block<false>(block, opened, n, target, ldo) : w4_block<true>(block, opened, n, target, ldo);
-      else
-        w->mins == nullptr ? w8_block<false>(block, n, target, ldo) : w8_block<true>(block, n, target, ldo);
+      float *target = out + (first - t0) * ldo + (p - p0) * ROWS;
+      if (is_w4) open_panel(*w, p, opened);
+      fence();
+      for (int t = first; t < last; t += TOKENS) {
+        const int n = last - t < TOKENS ? last - t : TOKENS;
+        const Block block = {*w, *acts, p, t, at, shift};
+        float *to = target + (t - first) * ldo;
+        if (is_w4)
+          (mins ? w4_block<true> : w4_block<false>)(block, opened, n, to, ldo);
+        else
+          (mins ? w8_block<true> : w8_block<false>)(block, n, to, ldo);
+      }
+      if (n_refined > 0)
+        (mins ? add_refined<true> : add_refined<false>)(*w, at, shift, opened, refined, n_refined, target, ldo);
     }
   }
 }

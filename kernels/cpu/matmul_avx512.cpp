@@ -9,6 +9,7 @@
 #include "avx512.h"
 #include "matmul.h"
 #include "matmul_avx512.h"
+#include "refine.h"
 
 namespace llmr {
 namespace avx512 {
@@ -22,24 +23,69 @@ inline __m512i broadcast(const void *four_bytes) {
 
 // ---- quantization of activations --------------------------------------------------------------------
 
+struct Row32 {  // a group of 32 columns
+  __m512 first, second;
+};
+
+inline Row32 load32(const float *x, int n) {
+  return {_mm512_maskz_loadu_ps(lanes(n), x), _mm512_maskz_loadu_ps(lanes(n - 16), x + 16)};
+}
+
+inline float largest_magnitude(const Row32 &v) {
+  const __m512i most = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(v.first)), _mm512_castps_si512(_mm512_abs_ps(v.second)));
+  const int32_t bits = _mm512_reduce_max_epi32(most);
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Writes codes, scale, sum and start value of group g of token t; returns what the codes stand for.
+inline Row32 write_group(const Row32 &v, float most, int g, int t, Acts &a) {
+  const bool is_usable = usable(most);
+  const __mmask16 all = is_usable ? 0xffff : 0;
+  const float scale = most < TINY ? 0.f : most / 127.f;
+  const __m512 factor = _mm512_set1_ps(is_usable ? 127.f / most : 0.f);
+  const __m512i q0 = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(v.first, factor));
+  const __m512i q1 = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(v.second, factor));
+  const int64_t at = static_cast<int64_t>(g) * a.tokens + t;
+  __m128i *codes = reinterpret_cast<__m128i *>(a.codes + at * W4_GROUP);
+  _mm_storeu_si128(codes, _mm512_cvtepi32_epi8(q0));
+  _mm_storeu_si128(codes + 1, _mm512_cvtepi32_epi8(q1));
+  const int sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+  a.scale[at] = scale;
+  a.sum[at] = scale * static_cast<float>(sum);
+  a.init[at] = -8 * sum;
+  const __m512 s = _mm512_set1_ps(scale);
+  return {_mm512_mul_ps(_mm512_cvtepi32_ps(q0), s), _mm512_mul_ps(_mm512_cvtepi32_ps(q1), s)};
+}
+
 void quantize_w4(const float *x, int t, Acts &a) {
-  for (int g = 0; g < a.k_padded / W4_GROUP; g++) {
-    int n = a.k - g * W4_GROUP < W4_GROUP ? a.k - g * W4_GROUP : W4_GROUP;
-    const float most = largest_magnitude(x + g * W4_GROUP, n);
-    if (!usable(most)) n = 0;
-    const __m512 factor = _mm512_set1_ps(n > 0 ? 127.f / most : 0.f);
-    int8_t *codes = reinterpret_cast<int8_t *>(a.codes) + (static_cast<int64_t>(g) * a.tokens + t) * W4_GROUP;
-    int sum = 0;
-    for (int i = 0; i < W4_GROUP; i += 16) {
-      const __m512 v = _mm512_maskz_loadu_ps(lanes(n - i), x + g * W4_GROUP + i);
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v, factor));
-      _mm_storeu_si128(reinterpret_cast<__m128i *>(codes + i), _mm512_cvtepi32_epi8(q));
-      sum += _mm512_reduce_add_epi32(q);
+  const int groups = a.k_padded / W4_GROUP;
+  uint64_t *refined = a.fine == nullptr ? nullptr : a.refined + static_cast<int64_t>(t) * a.words;
+  for (int i = 0; refined != nullptr && i < a.words; i++) refined[i] = 0;
+  int64_t typical = 0;
+  if (refined != nullptr) {
+    RefineLimit limit;
+    for (int g = 0; g < groups; g++) {
+      const float most = largest_magnitude(load32(x + g * W4_GROUP, a.k - g * W4_GROUP));
+      limit.see(most < TINY ? 0.f : most / 127.f);
     }
+    typical = limit.value();
+  }
+  for (int g = 0; g < groups; g++) {
+    const Row32 v = load32(x + g * W4_GROUP, a.k - g * W4_GROUP);
+    const float most = largest_magnitude(v);
+    const Row32 coded = write_group(v, most, g, t, a);
+    if (refined == nullptr) continue;
     const int64_t at = static_cast<int64_t>(g) * a.tokens + t;
-    a.scale[at] = most < TINY ? 0.f : most / 127.f;
-    a.sum[at] = a.scale[at] * static_cast<float>(sum);
-    a.init[at] = -8 * sum;
+    if (!RefineLimit::exceeded(a.scale[at], typical)) {
+      a.fine->scale[at] = 0;
+      a.fine->sum[at] = 0;
+      continue;
+    }
+    refined[g / 64] |= uint64_t{1} << g % 64;
+    const Row32 left = {_mm512_sub_ps(v.first, coded.first), _mm512_sub_ps(v.second, coded.second)};
+    write_group(left, largest_magnitude(left), g, t, *a.fine);
   }
 }
 
@@ -78,23 +124,25 @@ void quantize_w8(const float *x, int t, Acts &a) {
 
 constexpr int TILE = 256;  // bytes of 32 columns of a panel
 
-// PANELS panels x T tokens, all columns.
+// PANELS panels x T tokens: all groups, then the n_refined groups in `refined` of a.fine.
 template <int PANELS, int T, bool MINS>
-void w4_tile(const llmr_weight &w, int p, const Acts &a, int t, float *out, int64_t ldo) {
-  const int groups = w.k_padded / W4_GROUP, shift = w.group / W4_GROUP, scale_groups = w.k_padded / w.group;
+void w4_tile(const llmr_weight &w, int p, const Acts &acts, int t, const int32_t *refined, int n_refined,
+             float *out, int64_t ldo) {
+  const int groups = w.k_padded / W4_GROUP, per = w.group / W4_GROUP, scale_groups = w.k_padded / w.group;
   const __m512i mask = _mm512_set1_epi8(0x0f);
-  const uint8_t *codes[PANELS];
-  int64_t at[PANELS];
   __m512 total[PANELS][T];
-  for (int r = 0; r < PANELS; r++) {
-    codes[r] = w.codes + static_cast<int64_t>(p + r) * groups * TILE;
-    at[r] = static_cast<int64_t>(p + r) * scale_groups * ROWS;
+  for (int r = 0; r < PANELS; r++)
     for (int i = 0; i < T; i++) total[r][i] = _mm512_setzero_ps();
-  }
-  int until_next = shift;
-  for (int g = 0; g < groups; g++) {
+  int scale_group = 0, until_next = per;
+  for (int n = 0; n < groups + n_refined; n++) {
+    const bool is_fine = n >= groups;
+    const Acts &a = is_fine ? *acts.fine : acts;
+    const int g = is_fine ? refined[n - groups] : n;
+    if (is_fine) scale_group = g / per;
     const int64_t first = static_cast<int64_t>(g) * a.tokens + t;
     const int8_t *q = reinterpret_cast<const int8_t *>(a.codes) + first * W4_GROUP;
+    const uint8_t *codes = w.codes + (static_cast<int64_t>(p) * groups + g) * TILE;
+    const int64_t panel = static_cast<int64_t>(groups) * TILE;
     __m512i dot[PANELS][T];
 #pragma GCC unroll 16
     for (int i = 0; i < T; i++)
@@ -105,7 +153,7 @@ void w4_tile(const llmr_weight &w, int p, const Acts &a, int t, float *out, int6
       __m512i low[PANELS], high[PANELS];
 #pragma GCC unroll 4
       for (int r = 0; r < PANELS; r++) {
-        const __m512i both = _mm512_loadu_si512(codes[r] + 64 * j);
+        const __m512i both = _mm512_loadu_si512(codes + r * panel + 64 * j);
         low[r] = _mm512_and_si512(both, mask);
         high[r] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
       }
@@ -121,19 +169,19 @@ void w4_tile(const llmr_weight &w, int p, const Acts &a, int t, float *out, int6
     }
 #pragma GCC unroll 4
     for (int r = 0; r < PANELS; r++) {
-      const __m512 scale = load_scales(w, w.scales, at[r]);
-      const __m512 min = MINS ? load_scales(w, w.mins, at[r]) : _mm512_setzero_ps();
+      const int64_t at = (static_cast<int64_t>(p + r) * scale_groups + scale_group) * ROWS;
+      const __m512 scale = load_scales(w, w.scales, at);
+      const __m512 min = MINS ? load_scales(w, w.mins, at) : _mm512_setzero_ps();
 #pragma GCC unroll 16
       for (int i = 0; i < T; i++) {
         const __m512 s = _mm512_mul_ps(scale, _mm512_set1_ps(a.scale[first + i]));
         total[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][i]), s, total[r][i]);
         if (MINS) total[r][i] = _mm512_fmadd_ps(min, _mm512_set1_ps(a.sum[first + i]), total[r][i]);
       }
-      codes[r] += TILE;
     }
     if (--until_next == 0) {
-      until_next = shift;
-      for (int r = 0; r < PANELS; r++) at[r] += ROWS;
+      until_next = per;
+      scale_group++;
     }
   }
 #pragma GCC unroll 16
@@ -145,7 +193,7 @@ void w4_tile(const llmr_weight &w, int p, const Acts &a, int t, float *out, int6
 // ---- W8 -----------------------------------------------------------------------------------------------
 
 template <int PANELS, int T, bool MINS>
-void w8_tile(const llmr_weight &w, int p, const Acts &a, int t, float *out, int64_t ldo) {
+void w8_tile(const llmr_weight &w, int p, const Acts &a, int t, const int32_t *, int, float *out, int64_t ldo) {
   const int groups = w.k_padded / a.group, steps = a.group / 4;
   const int shift = w.group / a.group ? w.group / a.group : 1;
   const int64_t stride = static_cast<int64_t>(a.tokens) * 8;
@@ -214,7 +262,7 @@ void w8_tile(const llmr_weight &w, int p, const Acts &a, int t, float *out, int6
 
 // ---- choosing tiles -------------------------------------------------------------------------------------
 
-using Tile = void (*)(const llmr_weight &, int, const Acts &, int, float *, int64_t);
+using Tile = void (*)(const llmr_weight &, int, const Acts &, int, const int32_t *, int, float *, int64_t);
 
 // Widths that keep accumulators, weights and a broadcast in 32 registers: T x 2 + 3 for W4 (int and
 // fp32 sums), T x 3 + 2 for W8 (two int sums).
@@ -246,11 +294,14 @@ constexpr Tile W8_FEW[2][2][FEW] = {{{w8_tile<2, 1, false>, w8_tile<2, 2, false>
 void few_tokens(const llmr_weight &w, int p0, int p1, const Acts &a, int t, int n, float *out, int64_t ldo) {
   const bool is_w4 = w.kind == LLMR_W4, mins = w.mins != nullptr;
   const auto &wide = is_w4 ? W4_FEW[mins] : W8_FEW[mins];
+  int32_t refined[MOST_GROUPS];
+  const int n_refined = refined_groups(a, t, t + n, refined);
   int p = p0;
   if (is_w4 || n < 3)
-    for (; p + 4 <= p1; p += 4) wide[1][n - 1](w, p, a, t, out + (p - p0) * ROWS, ldo);
-  for (; p + 2 <= p1; p += 2) wide[0][n - 1](w, p, a, t, out + (p - p0) * ROWS, ldo);
-  if (p < p1) (is_w4 ? W4_TILES[mins] : W8_TILES[mins])[n - 1](w, p, a, t, out + (p - p0) * ROWS, ldo);
+    for (; p + 4 <= p1; p += 4) wide[1][n - 1](w, p, a, t, refined, n_refined, out + (p - p0) * ROWS, ldo);
+  for (; p + 2 <= p1; p += 2) wide[0][n - 1](w, p, a, t, refined, n_refined, out + (p - p0) * ROWS, ldo);
+  const Tile one = (is_w4 ? W4_TILES[mins] : W8_TILES[mins])[n - 1];
+  if (p < p1) one(w, p, a, t, refined, n_refined, out + (p - p0) * ROWS, ldo);
 }
 
 }  // namespace
@@ -280,12 +331,14 @@ void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int 
   }
   const int widest = is_w4 ? W4_WIDEST : W8_WIDEST;
   const int tiles = (tokens + widest - 1) / widest;  // of near-equal width: time grows evenly with tokens
-  for (int p = p0; p < p1; p++)
-    for (int i = 0; i < tiles; i++) {
-      const int from = tokens * i / tiles, to = tokens * (i + 1) / tiles;
-      const Tile tile = (is_w4 ? W4_TILES[mins] : W8_TILES[mins])[to - from - 1];
-      tile(*w, p, *acts, t0 + from, out + from * ldo + (p - p0) * ROWS, ldo);
-    }
+  for (int i = 0; i < tiles; i++) {
+    const int from = tokens * i / tiles, to = tokens * (i + 1) / tiles;
+    const Tile tile = (is_w4 ? W4_TILES[mins] : W8_TILES[mins])[to - from - 1];
+    int32_t refined[MOST_GROUPS];
+    const int n_refined = refined_groups(*acts, t0 + from, t0 + to, refined);
+    for (int p = p0; p < p1; p++)
+      tile(*w, p, *acts, t0 + from, refined, n_refined, out + from * ldo + (p - p0) * ROWS, ldo);
+  }
 }
 
 }  // namespace avx512

@@ -50,12 +50,12 @@ void panel_product(const llmr_weight &w, int panel, const Acts &acts, int t, flo
   const bool w4 = w.kind == LLMR_W4;
   const int step = w4 ? 8 : 4;  // columns of 64 bytes of the panel: 4 bytes a row
   const int zero = w.mins ? 0 : w4 ? 8 : 128;
-  const uint8_t *codes = w.codes + int64_t(panel) * w.k_padded / step * 64;
-  const A *a = reinterpret_cast<const A *>(acts.codes) + int64_t(t) * acts.k_padded;
   const int64_t scales = int64_t(panel) * (w.k_padded / w.group) * ROWS;
 
-  for (int row = 0; row < ROWS; row++) out[row] = 0;
-  for (int g = 0; g < acts.k_padded / acts.group; g++) {
+  // Group g of the panel times the same group of a token's codes.
+  const auto add_group = [&](int g, const Acts &acts) {
+    const uint8_t *codes = w.codes + (int64_t(panel) * w.k_padded + int64_t(g) * acts.group) / step * 64;
+    const A *a = reinterpret_cast<const A *>(acts.codes) + int64_t(t) * acts.k_padded + int64_t(g) * acts.group;
     int32_t dots[ROWS] = {};
     for (int k = 0; k < acts.group; k += step, a += step, codes += 64) {
       for (int row = 0; row < ROWS; row++) {
@@ -76,7 +76,12 @@ void panel_product(const llmr_weight &w, int panel, const Acts &acts, int t, flo
       out[row] = fmaf(float(dots[row]), element(w.scales, w.type, first + row) * scale, out[row]);
       if (w.mins) out[row] = fmaf(element(w.mins, w.type, first + row), sum, out[row]);
     }
-  }
+  };
+  for (int row = 0; row < ROWS; row++) out[row] = 0;
+  for (int g = 0; g < acts.k_padded / acts.group; g++) add_group(g, acts);
+  int32_t refined[MOST_GROUPS];
+  const int n = refined_groups(acts, t, t + 1, refined);
+  for (int i = 0; i < n; i++) add_group(refined[i], *acts.fine);
 }
 
 // One token: codes, scales and sums of all groups. `largest` is the greatest code.

@@ -156,7 +156,8 @@ void quantize_tokens(const float *x, int64_t ldx, int t0, int t1, Acts *acts) {
 
 // ---- loops around a kernel ------------------------------------------------------------------------
 
-// A tile of tokens, or the part of one that is asked for, beside a weight.
+// A tile of tokens, or the part of one that is asked for, beside a weight. `fine`: the same tokens in
+// acts->fine, of which the n_refined groups in `refined` are added behind all others.
 struct Tile {
   const llmr_weight *w;
   const Acts *acts;
@@ -164,6 +165,9 @@ struct Tile {
   const uint8_t *codes;  // of its first token, first block
   int width;             // tokens of the whole tile
   int first;             // token of the step
+  const Tile *fine;
+  const int32_t *refined;
+  int n_refined;
 };
 
 // The walk through activation groups g0..g1 of a panel and those behind it.
@@ -203,7 +207,12 @@ void gemv(const Tile &tile, int p0, int p1, float *out) {
   for (int i = 0; i < ROWS * (p1 - p0); i++) out[i] = 0;
   for (int p = p0; p < p1;) {
     const int panels = least(Isa::PANELS, p1 - p);
-    Isa::gemv(*tile.w, panels)(walk_of(tile, p, 0, groups, out + ROWS * (p - p0)));
+    const Kernel kernel = Isa::gemv(*tile.w, panels);
+    float *to = out + ROWS * (p - p0);
+    kernel(walk_of(tile, p, 0, groups, to));
+    for (int i = 0; i < tile.n_refined; i++) {
+      kernel(walk_of(*tile.fine, p, tile.refined[i], tile.refined[i] + 1, to));
+    }
     p += panels;
   }
 }
@@ -223,6 +232,9 @@ void gemm(const Tile &tile, int p0, int p1, float *out, int64_t ldo) {
         acc[t][1] = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to + t * ldo + 8);
       }
       kernel(walk_of(tile, p, g, least(g + run, groups), (float *)acc));
+      for (int i = 0; g + run >= groups && i < tile.n_refined; i++) {
+        kernel(walk_of(*tile.fine, p, tile.refined[i], tile.refined[i] + 1, (float *)acc));
+      }
       for (int t = 0; t < tile.tokens; t++) {
         _mm256_storeu_ps(to + t * ldo, acc[t][0]);
         _mm256_storeu_ps(to + t * ldo + 8, acc[t][1]);
@@ -245,7 +257,12 @@ void matmul_tiles(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0
       const int first = most(t0, start), last = least(t1, stop);
       if (first >= last) continue;
       const uint8_t *codes = acts->codes + int64_t(start) * acts->k_padded * code_bytes(acts->kind);
-      const Tile tile = {w, acts, last - first, codes + TOKEN * (first - start), stop - start, first};
+      int32_t refined[MOST_GROUPS];
+      const int n_refined = refined_groups(*acts, first, last, refined);
+      Tile fine = {w, acts->fine, last - first, nullptr, stop - start, first, nullptr, nullptr, 0};
+      if (n_refined > 0) fine.codes = acts->fine->codes + (codes - acts->codes) + TOKEN * (first - start);
+      const Tile tile = {w,     acts,  last - first, codes + TOKEN * (first - start), stop - start, first,
+                         &fine, refined, n_refined};
       float *to = out + (first - t0) * ldo + ROWS * (p - p0);
       if (tile.tokens == 1) {
         gemv<Isa>(tile, p, end, to);

@@ -65,8 +65,10 @@ size_t most_prepared(const Kernels &kernels, int tokens, int k) {
   for (int i = 0; i < 1 + W8_ACTS; i++) {
     const int kind = i == 0 ? LLMR_W4 : LLMR_W8;
     const int group = i == 0 ? W4_GROUP : SMALLEST_GROUP;
-    bytes += sums + kernels.codes_bytes(kind, tokens, padded);
-    bytes += kernels.init_bytes(kind, tokens, padded, group);
+    const int refined = i == 0 ? 2 : 1;  // 4-bit weights: codes twice, and a bit for each group
+    bytes += refined * (sums + kernels.codes_bytes(kind, tokens, padded));
+    bytes += refined * kernels.init_bytes(kind, tokens, padded, group);
+    bytes += tokens * (padded / W4_GROUP / 8 + sizeof(uint64_t));
   }
   constexpr size_t ALIGNMENTS = 4096;
   return bytes + ALIGNMENTS;

@@ -52,7 +52,8 @@ struct F {
     return {_mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd))};
   }
   static F join(const F (&q)[2]) {
-    return {_mm256_add_ps(_mm256_blend_ps(q[0].v, q[1].v, 0xf0), _mm256_permute2f128_ps(q[0].v, q[1].v, 0x21))};
+    return {_mm256_add_ps(_mm256_blend_ps(q[0].v, q[1].v, 0xf0),
+                          _mm256_permute2f128_ps(q[0].v, q[1].v, 0x21))};
   }
   static void transpose(F (&x)[8]) {
     __m256 t[8];

@@ -64,7 +64,8 @@ struct F {
       t[i + 2] = _mm512_shuffle_ps(b, d, 0x44), t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
     }
     for (int i = 0; i < 4; i++) {  // 4 x 4 of the 128 bits
-      const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
+      const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88);
+      const __m512 b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
       const __m512 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
       const __m512 d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
       x[i].v = _mm512_shuffle_f32x4(a, c, 0x88), x[8 + i].v = _mm512_shuffle_f32x4(a, c, 0xdd);

@@ -11,7 +11,9 @@ typedef double Doubles __attribute__((vector_size(16)));
 
 inline Floats as_floats(Ints x) { return reinterpret_cast<Floats>(x); }
 inline Ints as_ints(Floats x) { return reinterpret_cast<Ints>(x); }
-inline Floats pick(Ints mask, Floats x, Floats y) { return as_floats((mask & as_ints(x)) | (~mask & as_ints(y))); }
+inline Floats pick(Ints mask, Floats x, Floats y) {
+  return as_floats((mask & as_ints(x)) | (~mask & as_ints(y)));
+}
 
 struct F {
   static constexpr int W = 4, ROWS = 6, DECODE_ROWS = 3;

@@ -15,10 +15,9 @@ from llmrun.cli.prompting import Prompt
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish, TokenEvent
 from llmrun.engine.generate import Progress, generate
-from llmrun.kernels.ops import Interrupt, never
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.stream import Events, drain
-from llmrun.kernels.ops import Sampling
+from llmrun.kernels.ops import Interrupt, Sampling, never
 from llmrun.measure.statistics import RequestStats, summarize
 from llmrun.text.detokenizer import Detokenizer
 from llmrun.text.stop import StopMatcher, stop_token_ids

@@ -8,16 +8,19 @@ beside its own makes every wait slow: on 2 cores decode took 2 to 3 times as lon
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 Other = TypeVar("Other")
 Stopped = Callable[[], bool]
 
-SWITCH_S = 0.0002
+SWITCH_S = 0.001
 """How long one of two works may keep Python's lock while the other waits for it, in seconds. By
 default 5 ms: then a work of many short native calls crawls, for it waits that long after each."""
+
+LOOK_S = 0.05
+"""How often the main thread looks for Ctrl-C while it waits."""
 
 
 def apart(work: Callable[[Stopped], Result]) -> Result:
@@ -38,7 +41,8 @@ def beside(
 ) -> tuple[Result, Other]:
     """Do two works at the same time, each as ``apart`` does; both have ended when this returns.
 
-    When one fails, the other is asked to stop and the error of the first to fail is raised.
+    When one fails, the other is asked to stop and the error of the first to fail is raised. A
+    work that never asks is waited for.
     """
     stop = threading.Event()
     errors: list[BaseException] = []
@@ -56,14 +60,18 @@ def _run(jobs: "list[_Job[Any]]", stop: threading.Event) -> None:
         # Inside the try: the interrupt may arrive as soon as a thread runs.
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        _await(threads)
     except KeyboardInterrupt:
         stop.set()
-        for thread in threads:
-            while thread.is_alive():  # false, too, if the interrupt came before it had begun
-                thread.join()
+        _await(threads)
         raise
+
+
+def _await(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        while thread.is_alive():  # false, too, if an interrupt came before it had begun
+            # A signal that strikes just before a wait begins does not end it, hence short ones.
+            thread.join(LOOK_S)
 
 
 @contextlib.contextmanager

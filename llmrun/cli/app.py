@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
     settings = read_settings(os.environ)
     terminal = Terminal(settings, sys.stdout, sys.stderr)
     exits.die_cleanly_on_signals(terminal)
-    program = build()
+    program = build(_only_command(arguments, settings))
     try:
         with program.make_context(
             "llmrun",
@@ -56,8 +56,8 @@ def run(arguments: list[str]) -> None:
         terminal.restore()
 
 
-def build() -> TyperGroup:
-    """The whole program as one click command group."""
+def build(only: str | None = None) -> TyperGroup:
+    """The whole program as one click command group, or as much of it as one command needs."""
     app = typer.Typer(
         name="llmrun",
         add_completion=False,
@@ -65,7 +65,7 @@ def build() -> TyperGroup:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback(invoke_without_command=True)(_start)
-    commands_found = found()
+    commands_found = found(only)
     for name, command in commands_found.items():
         app.command(name)(command)
     program = typer.main.get_command(app)
@@ -74,10 +74,14 @@ def build() -> TyperGroup:
     return program
 
 
-def found() -> dict[str, Callable[..., None]]:
-    """Every command by name. InternalError for a module there that is none."""
+def found(only: str | None = None) -> dict[str, Callable[..., None]]:
+    """Every command by name, or the one called ``only`` if there is one of that name.
+
+    InternalError for a module there that is none.
+    """
+    modules = [*pkgutil.iter_modules(commands.__path__)]
     result = {}
-    for module in pkgutil.iter_modules(commands.__path__):
+    for module in [module for module in modules if module.name == only] or modules:
         command = getattr(
             importlib.import_module(f"{commands.__name__}.{module.name}"), "command", None
         )
@@ -104,6 +108,11 @@ def defaults(program: TyperGroup, settings: Settings) -> dict[str, dict[str, obj
         name: {keys[key]: value for key, value in wanted.items() if key in keys}
         for name, keys in options.items()
     }
+
+
+def _only_command(arguments: Sequence[str], settings: Settings) -> str | None:
+    """The command that is typed first; None if the config file must be held against all options."""
+    return arguments[0] if arguments and not settings.config.keys() - {"default"} else None
 
 
 def _options(parameters: Sequence[Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.cli import memory
 from llmrun.cli.apart import Stopped, apart, beside, check
@@ -36,7 +37,9 @@ from llmrun.store.progress import Progress
 from llmrun.text.limits import RenderLimits
 from llmrun.text.render_process import RenderProcess
 from llmrun.text.template import ChatTemplate, renderer
-from llmrun.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llmrun.text.tokenizer import Tokenizer
 
 ONE_OFF = ("fetch", "quantize")
 """Parts of the first load only, when a model is brought here: no part of its loading time."""
@@ -95,7 +98,7 @@ class LoadedModel:
     spec: DecoderSpec
     decoder: Decoder
     backend: Backend
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     template: ChatTemplate
     stop_ids: frozenset[int]
     sampling: SamplingOptions

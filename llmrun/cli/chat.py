@@ -18,8 +18,8 @@ from llmrun.cli.text_sink import StepFloor, measure_step_floor, say_stats, text_
 from llmrun.cli.transcript import Transcript
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish
-from llmrun.kernels.ops import Interrupt, never
 from llmrun.engine.sampler import SamplingOptions, resolve
+from llmrun.kernels.ops import Interrupt, never
 from llmrun.text.decode_input import clean_text
 
 WARN_AT = 0.8

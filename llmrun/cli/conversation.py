@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.cli.generation import end_ids, read_generation_config, sampling_defaults
 from llmrun.cli.source import Source
@@ -17,7 +18,9 @@ from llmrun.text.template import (
     find_template,
     gguf_template,
 )
-from llmrun.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llmrun.text.tokenizer import Tokenizer
 
 FALLBACK_NOTE = "the model has no chat template; a plain User/Assistant form is used"
 
@@ -26,7 +29,7 @@ FALLBACK_NOTE = "the model has no chat template; a plain User/Assistant form is 
 class Conversation:
     """How a model is spoken to."""
 
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     template: ChatTemplate
     stop_ids: frozenset[int]
     stops: tuple[str, ...]
@@ -42,6 +45,8 @@ def open_conversation(
     ``process`` is to render the template. UsageError if ``template_file`` cannot be read;
     ModelFileError for damaged files.
     """
+    from llmrun.text.tokenizer import Tokenizer  # while the weights are read
+
     if source.checkpoint.layout == "gguf":
         tokenizer = Tokenizer.from_gguf(source.checkpoint.config)
         generation: Mapping[str, object] = {}
@@ -73,7 +78,7 @@ def open_conversation(
     )
 
 
-def _token(tokenizer: Tokenizer, token_id: int | None) -> str | None:
+def _token(tokenizer: "Tokenizer", token_id: int | None) -> str | None:
     return None if token_id is None else tokenizer.token_text(token_id)
 
 

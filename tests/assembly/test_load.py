@@ -28,7 +28,7 @@ def opened(model: Path, settings: Settings, **options: Any) -> LoadedModel:
 def logits(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
     cache = loaded.new_cache()
     made = loaded.decoder.forward(ids, [Span(0, 0, len(ids), 0)], cache.layers, [len(ids) - 1])
-    return made[0].clone()
+    return as_tensor(loaded.backend.to_host(made, 1)).clone()
 
 
 def test_a_copy_is_made_once_and_used_from_then_on(folder: Any, settings: Settings) -> None:

@@ -52,6 +52,19 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return odd.view(torch.float64).float()
 
 
+def quantized(part: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integer codes of some columns and their scale [rows, 1]."""
+    top = part.abs().amax(-1, keepdim=True)
+    factor = torch.where(top > 0, limit / top, torch.zeros(()))
+    return torch.round(part * factor), top / limit
+
+
+def standing_out(scales: torch.Tensor) -> torch.Tensor:
+    """Which groups [rows, groups] are refined: twice the row's mean, taken over the floats' bits."""
+    bits = scales.contiguous().view(torch.int32).long()
+    return bits > bits.sum(-1, keepdim=True) // bits.shape[-1] + 2**23
+
+
 def expected(
     bits: int,
     group: int,
@@ -64,21 +77,27 @@ def expected(
     n, k = codes.shape
     size = group or k
     step = 32 if bits == 4 else min(128, size)
-    limit = torch.tensor(127.0 if bits == 4 else 32639.0)  # a plain number is divided less exactly
+    limit = torch.tensor(127.0 if bits == 4 else 32639.0)  # plain numbers divide less exactly
     total = torch.zeros(len(x), n)
     middle = 0 if mins is not None else 2 ** (bits - 1)
-    for first in range(0, k, step):
-        part = x[:, first : first + step]
-        top = part.abs().amax(-1, keepdim=True)
-        factor = torch.where(top > 0, limit / top, torch.zeros(()))
-        quantized = torch.round(part * factor)
-        scale = top / limit
-        dot = quantized.long() @ (codes[:, first : first + step].long() - middle).T
-        weight_scale = scales[:, first // size].float()
-        total = fma(dot.float(), weight_scale * scale, total)
+
+    def add(first: int, values: torch.Tensor, scale: torch.Tensor) -> None:
+        nonlocal total
+        dot = values.long() @ (codes[:, first : first + step].long() - middle).T
+        total = fma(dot.float(), scales[:, first // size].float() * scale, total)
         if mins is not None:
-            sums = scale * quantized.sum(-1, keepdim=True)
+            sums = scale * values.sum(-1, keepdim=True)
             total = fma(mins[:, first // size].float(), sums, total)
+
+    parts = [x[:, first : first + step] for first in range(0, k, step)]
+    made = [quantized(part, limit) for part in parts]
+    for i, (values, scale) in enumerate(made):
+        add(i * step, values, scale)
+    if bits == 4:
+        refined = standing_out(torch.cat([scale for _, scale in made], -1))
+        for i, (values, scale) in enumerate(made):
+            left = (parts[i] - values * scale) * refined[:, i : i + 1]
+            add(i * step, *quantized(left, limit))
     return total
 
 
@@ -118,6 +137,7 @@ def test_every_width_has_the_bits_of_integer_arithmetic(
     weight = cpu.weight(group_int(bits, group, codes, scales, mins, dtype))
     for tokens in (1, 2, 3, 5, 9, 11, 13, 17, 33):
         x = randn(tokens, k, seed=tokens) * torch.linspace(0.1, 9, k)
+        x[1::2, 70] *= 40  # its group stands out
         got = multiply(cpu, weight, x, n, fill, read)
         assert torch.equal(got, expected(bits, group, codes, scales, mins, x)), tokens
 
