@@ -19,14 +19,19 @@ namespace {
   {name, matmul_isa::codes_bytes, matmul_isa::init_bytes, refines, matmul_isa::quantize, matmul_isa::matmul, \
    vector_isa::matmul_float, vector_isa::rms_norm, vector_isa::gate_up, vector_isa::rotate,              \
    vector_isa::store, vector_isa::attend, vector_isa::largest, vector_isa::sum_exp,                      \
-   vector_isa::attend_chunk, vector_isa::attend_merge}
+   vector_isa::attend_chunk, vector_isa::attend_merge, nullptr, nullptr}
 
 const Kernels BASE = LLMR_TABLE("base", base, false, base);
 #if defined(LLMR_X86)
 const Kernels AVX2 = LLMR_TABLE("avx2", avx2, false, avx2);
 const Kernels AVXVNNI = LLMR_TABLE("avxvnni", avxvnni, false, avx2);
 const Kernels AVX512 = LLMR_TABLE("avx512", avx512, true, avx512);
-const Kernels AMX = LLMR_TABLE("amx", amx, true, avx512);
+const Kernels AMX = [] {
+  Kernels kernels = LLMR_TABLE("amx", amx, true, avx512);
+  kernels.gathered_bytes = amx::gathered_bytes;
+  kernels.gather = amx::gather;
+  return kernels;
+}();
 #endif
 #undef LLMR_TABLE
 

@@ -15,6 +15,8 @@ constexpr int ROWS = 16;        // rows of a panel
 constexpr int W4_GROUP = 32;    // columns an activation scale covers beside 4-bit weights
 constexpr int W8_GROUP = 128;   // beside 8-bit weights: min(this, the weight's group)
 constexpr int FEW_TOKENS = 8;   // a step of at most so many is bound by memory, not arithmetic
+constexpr int GATHER_TOKENS = 64;     // a token block of matmul starts at a multiple of this
+constexpr int MAX_TOKEN_BLOCK = 128;  // tokens of one matmul, at most
 constexpr int W8_LIMIT = 32639;
 constexpr size_t SCRATCH = 4 << 20;  // bytes of scratch of each worker
 constexpr size_t MATMUL_SCRATCH = 2 << 20;  // of them for one matmul
@@ -35,7 +37,7 @@ constexpr size_t MATMUL_SCRATCH = 2 << 20;  // of them for one matmul
 // have scale 0 and codes that mean nothing.
 constexpr float TINY = 0x1p-100f;
 struct Acts {
-  int32_t tokens;  // also the stride
+  int32_t tokens;  // from one group to the next: the tokens there are, or more
   int32_t k, k_padded;
   int32_t group;
   int32_t kind;  // LLMR_W4 or LLMR_W8
@@ -46,6 +48,7 @@ struct Acts {
   Acts *fine;          // null: nothing is refined
   uint64_t *refined;   // [tokens][words] bits: groups of each token that are
   int32_t words;
+  uint8_t *gathered;   // what Kernels::gather made of `fine`, or null
 };
 
 // Linears are batch invariant: with d the exact integer dot product of group g, every width, tiling,
@@ -100,6 +103,11 @@ struct Kernels {
   // Attention of a few tokens: one chunk of the keys, and the merge of all chunks in their order.
   void (*attend_chunk)(const struct AttendTile *tile, int chunk, float *partial, void *scratch);
   void (*attend_merge)(const struct AttendTile *tile, const float *partials);
+
+  // Puts the refined groups of tokens t0..t1 together, for matmul of many tokens; t0 is a multiple of
+  // GATHER_TOKENS, t1 - t0 at most that. Null where matmul takes them from `fine`.
+  size_t (*gathered_bytes)(int tokens, int k_padded);
+  void (*gather)(const Acts *acts, int t0, int t1);
 };
 
 

@@ -16,7 +16,8 @@ static_assert(OWN_BYTES + 2 * TILE_BYTES + MATMUL_SCRATCH <= SCRATCH);
 // Activations of a token block should stay in a core's second-level cache beside the weights.
 constexpr int64_t TOKEN_BLOCK_BYTES = 512 << 10;
 constexpr int64_t PANEL_BLOCK_BYTES = 192 << 10;
-constexpr int MAX_TOKEN_BLOCK = 128, MAX_PANEL_BLOCK = 32;
+constexpr int MAX_PANEL_BLOCK = 32;
+constexpr int LINE = 16;  // tokens whose scales share a cache line
 
 constexpr size_t SLACK = 64;  // kernels for 16 tokens may read scales behind the last one's
 
@@ -43,7 +44,7 @@ size_t place_codes(const Kernels &kernels, uint8_t *memory, Acts &acts) {
 }
 
 // The same with what refines it.
-size_t place(const Kernels &kernels, uint8_t *memory, Acts &acts, Acts &fine) {
+size_t place(const Kernels &kernels, int tokens, uint8_t *memory, Acts &acts, Acts &fine) {
   const size_t bytes = place_codes(kernels, memory, acts);
   const int groups = acts.k_padded / acts.group;
   if (acts.kind != LLMR_W4 || groups > MOST_GROUPS) return bytes;
@@ -52,7 +53,33 @@ size_t place(const Kernels &kernels, uint8_t *memory, Acts &acts, Acts &fine) {
   acts.fine = &fine;
   acts.words = (groups + 63) / 64;
   acts.refined = reinterpret_cast<uint64_t *>(memory + bytes + fine_bytes);
-  return bytes + fine_bytes + aligned(sizeof(uint64_t) * acts.words * acts.tokens);
+  size_t total = bytes + fine_bytes + aligned(sizeof(uint64_t) * acts.words * acts.tokens);
+  if (kernels.gather != nullptr && tokens > FEW_TOKENS) {
+    acts.gathered = memory + total;
+    total += aligned(kernels.gathered_bytes(tokens, acts.k_padded));
+  }
+  return total;
+}
+
+// Tokens from group to group of an Acts. A cache line of scales belongs to one worker, and an odd number
+// of lines keeps the groups of a token from meeting in one set of the cache.
+int stride_of(int tokens) { return tokens <= FEW_TOKENS ? tokens : ((tokens + LINE - 1) / LINE | 1) * LINE; }
+
+// Lets the instruction set put the refined groups of many tokens together; false if it does not.
+bool gather(Worker &worker, Inputs &inputs) {
+  if (worker.kernels->gather == nullptr) return false;
+  bool any = false;
+  for (int j = 0; j < inputs.n_acts; j++) {
+    const Acts &acts = inputs.acts[j];
+    if (acts.gathered == nullptr) continue;
+    any = true;
+    const int blocks = (inputs.tokens + GATHER_TOKENS - 1) / GATHER_TOKENS;
+    for (int b = worker.take() - j * blocks; b < blocks; b = worker.take() - j * blocks) {
+      const int t0 = b * GATHER_TOKENS;
+      worker.kernels->gather(&acts, t0, t0 + GATHER_TOKENS < inputs.tokens ? t0 + GATHER_TOKENS : inputs.tokens);
+    }
+  }
+  return any;
 }
 
 int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
@@ -64,7 +91,7 @@ int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
     for (int j = 0; j < n; j++) known |= acts[j].kind == w.kind && acts[j].group == acts_group(w);
     if (known) continue;
     acts[n] = {};
-    acts[n].tokens = tokens;
+    acts[n].tokens = stride_of(tokens);
     acts[n].k = w.k;
     acts[n].k_padded = w.k_padded;
     acts[n].group = acts_group(w);
@@ -101,12 +128,12 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
   const int64_t row = (source.k + 15) & ~15;
 
   size_t bytes = aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
-  for (int j = 0; j < inputs.n_acts; j++) bytes += place(*worker.kernels, nullptr, inputs.acts[j], inputs.fine[j]);
+  for (int j = 0; j < inputs.n_acts; j++) bytes += place(*worker.kernels, tokens, nullptr, inputs.acts[j], inputs.fine[j]);
   const bool alone = tokens <= FEW_TOKENS && bytes <= OWN_BYTES;
   uint8_t *memory = alone ? worker.scratch : worker.common(aligned(spare) + bytes) + aligned(spare);
   float *rows = reinterpret_cast<float *>(memory);
   memory += aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
-  for (int j = 0; j < inputs.n_acts; j++) memory += place(*worker.kernels, memory, inputs.acts[j], inputs.fine[j]);
+  for (int j = 0; j < inputs.n_acts; j++) memory += place(*worker.kernels, tokens, memory, inputs.acts[j], inputs.fine[j]);
   inputs.x = keeps_rows && own_rows ? rows : source.x;
   inputs.ldx = keeps_rows && own_rows ? row : source.ldx;
 
@@ -121,10 +148,10 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
   if (alone) {
     for (int t = 0; t < tokens; t++) fill(t);
   } else if (inputs.n_acts > 0 || (keeps_rows && own_rows)) {
-    constexpr int BLOCK = 8;
-    for (int b = worker.take(); b * BLOCK < tokens; b = worker.take())
-      for (int t = b * BLOCK; t < tokens && t < (b + 1) * BLOCK; t++) fill(t);
+    for (int b = worker.take(); b * LINE < tokens; b = worker.take())
+      for (int t = b * LINE; t < tokens && t < (b + 1) * LINE; t++) fill(t);
     worker.barrier();
+    if (gather(worker, inputs)) worker.barrier();
   }
   return inputs;
 }
@@ -157,15 +184,11 @@ Chunks::Chunks(const Worker &worker, int panels, int tokens, int64_t bytes_per_p
   if (block > fair) block = fair;
   if (block > MAX_PANEL_BLOCK) block = MAX_PANEL_BLOCK;
   panel_block_ = block < 1 ? 1 : static_cast<int>(block);
-  if (tokens > FEW_TOKENS && panel_block_ > 4) panel_block_ = panel_block_ / 4 * 4;
   n_panel_blocks_ = (panels + panel_block_ - 1) / panel_block_;
 
-  int64_t tokens_that_fit = TOKEN_BLOCK_BYTES / k / 16 * 16;
-  if (tokens_that_fit > MAX_TOKEN_BLOCK) tokens_that_fit = MAX_TOKEN_BLOCK;
-  if (tokens_that_fit < 16) tokens_that_fit = 16;
-  n_token_blocks_ = static_cast<int>((tokens + tokens_that_fit - 1) / tokens_that_fit);
-  token_block_ = (tokens + n_token_blocks_ - 1) / n_token_blocks_;
-  if (tokens > 16) token_block_ = (token_block_ + 15) & ~15;
+  int64_t fit = TOKEN_BLOCK_BYTES / k / GATHER_TOKENS;
+  if (fit > MAX_TOKEN_BLOCK / GATHER_TOKENS) fit = MAX_TOKEN_BLOCK / GATHER_TOKENS;
+  token_block_ = static_cast<int>(fit < 1 ? 1 : fit) * GATHER_TOKENS;
   n_token_blocks_ = (tokens + token_block_ - 1) / token_block_;
 }
 

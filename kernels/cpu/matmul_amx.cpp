@@ -25,7 +25,6 @@ using avx512::usable;
 constexpr int TOKENS = 16;      // of one tile
 constexpr int AHEAD = 4;        // groups the tile unit works ahead of the folding: vector loads cannot
                                 // take a tile from the store buffer, so it must have left it long ago
-constexpr int MOST_BLOCKS = 8;  // of tokens that pass an opened panel
 constexpr int FEWEST = 12;      // tokens for which tiles pay
 constexpr int SLACK = TOKENS * 64;  // tiles read whole rows of tokens behind the last
 
@@ -145,41 +144,36 @@ void w4_block(const Block &block, const uint8_t *weights, int n, float *out, int
   write(total, n, out, ldo);
 }
 
-// The refined groups of some tokens, gathered: one tile of group g for up to 16 of them.
+// A refined group of up to 16 tokens, gathered. Few tokens refine the same group, so going through all
+// of them would multiply mostly zeros.
 struct Refined {
   uint8_t codes[TOKENS][W4_GROUP];
   float scale[TOKENS], sum[TOKENS];
-  int32_t token[TOKENS];  // behind the first of the run
+  int32_t token[TOKENS];  // behind the first of the block
   int32_t g, n;
 };
 
-// Tiles for tokens t0..t1, group after group; returns how many. Few tokens of a block refine the same
-// group, so going block by block would multiply mostly zeros.
-int gather(const Acts &a, int t0, int t1, Refined *tiles) {
-  int n_tiles = 0;
-  for (int g = 0; g < a.k_padded / W4_GROUP; g++) {
-    Refined *tile = nullptr;
-    for (int t = t0; t < t1; t++) {
-      if ((a.refined[static_cast<int64_t>(t) * a.words + g / 64] >> g % 64 & 1) == 0) continue;
-      if (tile == nullptr || tile->n == TOKENS) {
-        tile = tiles + n_tiles++;
-        tile->g = g;
-        tile->n = 0;
-      }
-      const int64_t at = static_cast<int64_t>(g) * a.tokens + t;
-      __builtin_memcpy(tile->codes[tile->n], a.fine->codes + at * W4_GROUP, W4_GROUP);
-      tile->scale[tile->n] = a.fine->scale[at];
-      tile->sum[tile->n] = a.fine->sum[at];
-      tile->token[tile->n++] = t - t0;
-    }
-  }
-  return n_tiles;
+// Those of GATHER_TOKENS tokens, group after group.
+struct RefinedBlock {
+  int64_t n;
+  Refined tiles[1];  // as many as there is room for
+};
+
+int64_t refined_block_bytes(int k_padded) {
+  const int64_t most = static_cast<int64_t>(k_padded / W4_GROUP) * (GATHER_TOKENS / TOKENS);
+  return (sizeof(RefinedBlock) + most * sizeof(Refined) + 63) / 64 * 64;
+}
+
+RefinedBlock &refined_block(const Acts &a, int t) {
+  return *reinterpret_cast<RefinedBlock *>(a.gathered + t / GATHER_TOKENS * refined_block_bytes(a.k_padded));
 }
 
 // Adds the refined groups to the finished sums of a panel.
 template <bool MINS>
-void add_refined(const llmr_weight &w, int64_t at, int shift, const uint8_t *weights, const Refined *tiles, int n_tiles,
+void add_refined(const llmr_weight &w, int64_t at, int shift, const uint8_t *weights, const RefinedBlock &block,
                  float *out, int64_t ldo) {
+  const Refined *tiles = block.tiles;
+  const int n_tiles = static_cast<int>(block.n);
   alignas(64) int32_t sums[AHEAD][TOKENS][16];
   const auto multiply = [&](int i) {
     if (i >= n_tiles) return;
@@ -306,45 +300,67 @@ void quantize(const float *x, int64_t ldx, int t0, int t1, Acts *acts) {
   for (int t = t0; t < t1; t++) quantize_w8(x + (t - t0) * ldx, t, *acts);
 }
 
+size_t gathered_bytes(int tokens, int k_padded) {
+  return (tokens + GATHER_TOKENS - 1) / GATHER_TOKENS * static_cast<size_t>(refined_block_bytes(k_padded));
+}
+
+void gather(const Acts *acts, int t0, int t1) {
+  const Acts &a = *acts;
+  RefinedBlock &block = refined_block(a, t0);
+  block.n = 0;
+  for (int word = 0; word < a.words; word++) {
+    uint64_t any = 0;
+    for (int t = t0; t < t1; t++) any |= a.refined[static_cast<int64_t>(t) * a.words + word];
+    for (; any != 0; any &= any - 1) {
+      const int bit = __builtin_ctzll(any), g = word * 64 + bit;
+      Refined *tile = nullptr;
+      for (int t = t0; t < t1; t++) {
+        if ((a.refined[static_cast<int64_t>(t) * a.words + word] >> bit & 1) == 0) continue;
+        if (tile == nullptr || tile->n == TOKENS) {
+          tile = block.tiles + block.n++;
+          tile->g = g;
+          tile->n = 0;
+        }
+        const int64_t at = static_cast<int64_t>(g) * a.tokens + t;
+        __builtin_memcpy(tile->codes[tile->n], a.fine->codes + at * W4_GROUP, W4_GROUP);
+        tile->scale[tile->n] = a.fine->scale[at];
+        tile->sum[tile->n] = a.fine->sum[at];
+        tile->token[tile->n++] = t - t0;
+      }
+    }
+  }
+}
+
 void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out, int64_t ldo,
             void *scratch) {
-  if (!uses_tiles(*acts)) {
+  const bool is_w4 = w->kind == LLMR_W4, mins = w->mins != nullptr;
+  // The opened panel must fit; only a row of 130 thousand columns does not.
+  const bool fits = !is_w4 || static_cast<size_t>(w->k_padded) * ROWS <= MATMUL_SCRATCH;
+  if (!uses_tiles(*acts) || !fits || (acts->fine != nullptr && acts->gathered == nullptr)) {
     avx512::matmul(w, p0, p1, acts, t0, t1, out, ldo, scratch);
     return;
   }
   configure();
-  const bool is_w4 = w->kind == LLMR_W4, mins = w->mins != nullptr;
-  const int shift = w->group > acts->group ? w->group / acts->group : 1, groups = acts->k_padded / acts->group;
-  // Scratch holds an opened panel and the refined tiles of the tokens that pass it: in the worst case
-  // every group of each.
+  const int shift = w->group > acts->group ? w->group / acts->group : 1;
   uint8_t *opened = static_cast<uint8_t *>(scratch);
-  Refined *refined = reinterpret_cast<Refined *>(opened + static_cast<int64_t>(groups) * OPEN_TILE);
-  const int64_t room = static_cast<int64_t>(MATMUL_SCRATCH) - static_cast<int64_t>(groups) * OPEN_TILE;
-  int64_t blocks = is_w4 ? room / (static_cast<int64_t>(groups) * sizeof(Refined)) : MOST_BLOCKS;
-  if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
-  if (blocks < 1) {  // a row of 40 thousand columns
-    avx512::matmul(w, p0, p1, acts, t0, t1, out, ldo, scratch);
-    return;
-  }
-  for (int first = t0; first < t1; first += static_cast<int>(blocks) * TOKENS) {
-    const int last = first + blocks * TOKENS < t1 ? first + static_cast<int>(blocks) * TOKENS : t1;
-    const int n_refined = acts->fine != nullptr ? gather(*acts, first, last, refined) : 0;
-    for (int p = p0; p < p1; p++) {
-      const int64_t at = static_cast<int64_t>(p) * (w->k_padded / w->group) * ROWS;
-      float *target = out + (first - t0) * ldo + (p - p0) * ROWS;
-      if (is_w4) open_panel(*w, p, opened);
-      fence();
-      for (int t = first; t < last; t += TOKENS) {
-        const int n = last - t < TOKENS ? last - t : TOKENS;
-        const Block block = {*w, *acts, p, t, at, shift};
-        float *to = target + (t - first) * ldo;
-        if (is_w4)
-          (mins ? w4_block<true> : w4_block<false>)(block, opened, n, to, ldo);
-        else
-          (mins ? w8_block<true> : w8_block<false>)(block, n, to, ldo);
-      }
-      if (n_refined > 0)
-        (mins ? add_refined<true> : add_refined<false>)(*w, at, shift, opened, refined, n_refined, target, ldo);
+  for (int p = p0; p < p1; p++) {
+    const int64_t at = static_cast<int64_t>(p) * (w->k_padded / w->group) * ROWS;
+    float *target = out + (p - p0) * ROWS;
+    if (is_w4) open_panel(*w, p, opened);
+    fence();
+    for (int t = t0; t < t1; t += TOKENS) {
+      const int n = t1 - t < TOKENS ? t1 - t : TOKENS;
+      const Block block = {*w, *acts, p, t, at, shift};
+      float *to = target + (t - t0) * ldo;
+      if (is_w4)
+        (mins ? w4_block<true> : w4_block<false>)(block, opened, n, to, ldo);
+      else
+        (mins ? w8_block<true> : w8_block<false>)(block, n, to, ldo);
+    }
+    for (int t = t0; acts->fine != nullptr && t < t1; t += GATHER_TOKENS) {
+      const RefinedBlock &block = refined_block(*acts, t);
+      if (block.n > 0)
+        (mins ? add_refined<true> : add_refined<false>)(*w, at, shift, opened, block, target + (t - t0) * ldo, ldo);
     }
   }
 }

@@ -69,6 +69,7 @@ size_t most_prepared(const Kernels &kernels, int tokens, int k) {
     bytes += refined * (sums + kernels.codes_bytes(kind, tokens, padded));
     bytes += refined * kernels.init_bytes(kind, tokens, padded, group);
     bytes += tokens * (padded / W4_GROUP / 8 + sizeof(uint64_t));
+    if (i == 0 && kernels.gather != nullptr) bytes += kernels.gathered_bytes(tokens, padded);
   }
   constexpr size_t ALIGNMENTS = 4096;
   return bytes + ALIGNMENTS;
