@@ -66,8 +66,10 @@ enum llmr_activation : int32_t { LLMR_SILU = 0, LLMR_GELU_TANH = 1 };
 // Ops of kernels/ops.py. Fields of llmr_instr by op; a missing pointer is null:
 //   EMBED        p: table, h                      i: D                       f: scale
 //   NORM_LINEAR  p: h, gamma, y, W0..W2, b0..b2   i: n linears, D, sum of N  f: eps, offset
-//   ROPE_APPEND  p: y, q gamma, k gamma, inv_freq, kv   i: H, Hkv, dh, n freq (0: no rotation)
+//   ROPE_APPEND  p: y, q gamma, k gamma, inv_freq, kv, angles, ready   i: H, Hkv, dh, n freq (0: no rotation)
 //                f: q eps, q offset, k eps, k offset, attention factor
+//                angles: memory for [capacity][2][n freq] cosines and sines, shared by all layers of one
+//                rope; ready: a zero byte for each of its positions that is not there yet
 //   ATTEND       p: y, o, kv, sinks               i: H, Hkv, dh, window (0: none)  f: scale, softcap (0: none)
 //   LINEAR_ADD   p: x, W, b, post gamma, h        i: K, N                    f: post eps, post offset
 //   NORM_GATE_UP p: h, gamma, gate W, gate b, up W, up b, a   i: D, F, activation   f: eps, offset
@@ -105,7 +107,7 @@ struct llmr_pick_request {
   const double *bias;
 };
 
-// status 0: chosen; 1: a logit is not finite; 2: no memory.
+// status 0: chosen; 1: a logit is not finite; 2: no memory; 3: mask and bias leave nothing to choose.
 struct llmr_pick_result {
   int32_t token_id, status;
   double logprob;

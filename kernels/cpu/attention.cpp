@@ -217,20 +217,28 @@ void op_attend(Worker &w, const llmr_instr &instr, const llmr_step &step) {
 
 namespace {
 
-// Cosine and sine of one token's angles, which are rounded to fp32 as the reference does.
-void set_angles(const llmr_instr &in, int position, float *cos, float *sin) {
+// Cosines [n freq] and sines [n freq] of a position's angles, which are rounded to fp32 as the reference
+// does. The first layer computes them, the others find them. Two workers may do so at once: both write
+// the same values, and the byte that says so comes last.
+const float *angles_of(const llmr_instr &in, int position) {
+  const int n = in.i[3];
+  float *angles = static_cast<float *>(in.p[5]) + static_cast<int64_t>(position) * 2 * n;
+  uint8_t *ready = static_cast<uint8_t *>(in.p[6]) + position;
+  if (__atomic_load_n(ready, __ATOMIC_ACQUIRE) != 0) return angles;
   const float *inv_freq = static_cast<const float *>(in.p[3]);
   const float factor = in.f[4];
-  for (int i = 0; i < in.i[3]; i++) {
+  for (int i = 0; i < n; i++) {
     const float angle = static_cast<float>(position) * inv_freq[i];
-    cos[i] = cosf(angle) * factor;
-    sin[i] = sinf(angle) * factor;
+    angles[i] = cosf(angle) * factor;
+    angles[n + i] = sinf(angle) * factor;
   }
+  __atomic_store_n(ready, 1, __ATOMIC_RELEASE);
+  return angles;
 }
 
 // One head of a token: 0 .. H - 1 queries, then Hkv keys, then Hkv values.
 void append_head(const Worker &w, const llmr_instr &in, int head, float *x, int slot, int position,
-                 const float *cos, const float *sin) {
+                 const float *angles) {
   const int heads = in.i[0], kv_heads = in.i[1], dim = in.i[2], n_freq = in.i[3];
   const llmr_kv &kv = *static_cast<const llmr_kv *>(in.p[4]);
   const bool is_query = head < heads, is_value = head >= heads + kv_heads;
@@ -238,7 +246,7 @@ void append_head(const Worker &w, const llmr_instr &in, int head, float *x, int 
     const float *gamma = static_cast<const float *>(in.p[is_query ? 1 : 2]);
     const int norm = is_query ? 0 : 2;
     if (gamma != nullptr) w.kernels->rms_norm(x, gamma, in.f[norm], in.f[norm + 1], dim, x);
-    if (n_freq > 0) w.kernels->rotate(x, cos, sin, n_freq);
+    if (n_freq > 0) w.kernels->rotate(x, angles, angles + n_freq, n_freq);
   }
   if (is_query) return;
   const int kv_head = head - heads - (is_value ? kv_heads : 0);
@@ -254,17 +262,17 @@ void op_rope_append(Worker &w, const llmr_instr &in, const llmr_step &step) {
   const int64_t total = static_cast<int64_t>(step.n_tokens) * per_token;
   const int64_t begin = total * w.id / w.n, end = total * (w.id + 1) / w.n;
   float *y = static_cast<float *>(in.p[0]);
-  float *cos = reinterpret_cast<float *>(w.scratch), *sin = cos + in.i[3];
+  const float *angles = nullptr;
   int64_t token = -1;
   const llmr_span *span = step.spans;
   for (int64_t i = begin; i < end; i++) {
     if (i / per_token != token) {
       token = i / per_token;
       while (token >= span->start + span->count) span++;
-      set_angles(in, step.positions[token], cos, sin);
+      if (in.i[3] > 0) angles = angles_of(in, step.positions[token]);
     }
     const int head = static_cast<int>(i % per_token);
-    append_head(w, in, head, y + i * dim, span->slot, step.positions[token], cos, sin);
+    append_head(w, in, head, y + i * dim, span->slot, step.positions[token], angles);
   }
 }
 

@@ -200,6 +200,7 @@ class CpuBackend:
             None if k_norm is None else k_norm.gamma.address,
             None if rope is None else self._frequencies(rope),
             kv.address,
+            *((None, None) if rope is None else self._angles(rope, kv.native.capacity)),
         )
         n_freq = 0 if rope is None else len(rope.inv_freq)
         norms = [(n.eps, n.offset) if n else (0.0, 0.0) for n in (q_norm, k_norm)]
@@ -291,6 +292,16 @@ class CpuBackend:
         if rope not in self._constants:
             self._constants[rope] = (ctypes.c_float * len(rope.inv_freq))(*rope.inv_freq)
         return ctypes.addressof(self._constants[rope])  # type: ignore[arg-type]
+
+    def _angles(self, rope: Rope, capacity: int) -> tuple[int, int]:
+        """Memory for the angles of every position, computed when a position is first met."""
+        key = (rope, capacity)
+        angles = 4 * 2 * len(rope.inv_freq) * capacity
+        if key not in self._constants:
+            self._constants[key] = Block(angles + capacity)
+        block = self._constants[key]
+        assert isinstance(block, Block)
+        return block.address, block.address + angles
 
     def _experts(self, experts: Sequence[Expert]) -> int:
         key = id(experts[0])

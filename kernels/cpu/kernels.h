@@ -16,7 +16,7 @@ constexpr int W4_GROUP = 32;    // columns an activation scale covers beside 4-b
 constexpr int W8_GROUP = 128;   // beside 8-bit weights: min(this, the weight's group)
 constexpr int FEW_TOKENS = 8;   // a step of at most so many is bound by memory, not arithmetic
 constexpr int GATHER_TOKENS = 64;     // a token block of matmul starts at a multiple of this
-constexpr int MAX_TOKEN_BLOCK = 128;  // tokens of one matmul, at most
+constexpr int MAX_TOKEN_BLOCK = 256;  // tokens of one matmul, at most
 constexpr int W8_LIMIT = 32639;
 constexpr size_t SCRATCH = 4 << 20;  // bytes of scratch of each worker
 constexpr size_t MATMUL_SCRATCH = 2 << 20;  // of them for one matmul
@@ -83,8 +83,11 @@ struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * (gamma + offset); out may be x.
   void (*rms_norm)(const float *x, const float *gamma, float eps, float offset, int n, float *out);
 
-  // gate = activation(gate) * up
-  void (*gate_up)(float *gate, const float *up, int n, int activation);
+  // out = activation(gate) * up
+  void (*gate_up)(const float *gate, const float *up, float *out, int n, int activation);
+
+  // out = x + bias, or out += x + bias; bias null: 0.
+  void (*finish)(const float *x, const float *bias, float *out, int n, bool adds);
 
   // Rotates pairs (i, i + n_freq) of one head in place by cos, sin [n_freq].
   void (*rotate)(float *head, const float *cos, const float *sin, int n_freq);

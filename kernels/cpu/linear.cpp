@@ -17,6 +17,7 @@ static_assert(OWN_BYTES + 2 * TILE_BYTES + MATMUL_SCRATCH <= SCRATCH);
 constexpr int64_t TOKEN_BLOCK_BYTES = 512 << 10;
 constexpr int64_t PANEL_BLOCK_BYTES = 192 << 10;
 constexpr int MAX_PANEL_BLOCK = 32;
+static_assert(MAX_PANEL_BLOCK * ROWS * MAX_TOKEN_BLOCK <= TILE_FLOATS);
 constexpr int LINE = 16;  // tokens whose scales share a cache line
 
 constexpr size_t SLACK = 64;  // kernels for 16 tokens may read scales behind the last one's
@@ -180,7 +181,7 @@ Chunks::Chunks(const Worker &worker, int panels, int tokens, int64_t bytes_per_p
     : panels_(panels), tokens_(tokens) {
   int64_t block = PANEL_BLOCK_BYTES / (bytes_per_panel > 0 ? bytes_per_panel : 1);
   // Several chunks for each worker, so that one that lost its core for a while does not hold up all.
-  const int fair = panels / (worker.n * (tokens <= FEW_TOKENS ? 6 : 4));
+  const int fair = panels / (worker.n * (tokens <= FEW_TOKENS ? 6 : 8));
   if (block > fair) block = fair;
   if (block > MAX_PANEL_BLOCK) block = MAX_PANEL_BLOCK;
   panel_block_ = block < 1 ? 1 : static_cast<int>(block);

@@ -55,7 +55,7 @@ struct Block {
   const Acts &a;
   int p, t;    // panel, first token
   int64_t at;  // scales of the panel
-  int shift;   // activation groups of one scale
+  int shift;   // 2^shift activation groups share a scale
 
   template <bool MINS, bool HALVES>
   inline void fold(const Acts &a, const int32_t (*sums)[TOKENS][16], int g, __m512 *total) const {
@@ -63,7 +63,7 @@ struct Block {
     const int64_t first = static_cast<int64_t>(g) * a.tokens + t;
     const float *scale = a.scale + first, *sum = a.sum + first;
     const int32_t *init = a.init + first;
-    const int64_t index = at + static_cast<int64_t>(g / shift) * ROWS;
+    const int64_t index = at + static_cast<int64_t>(g >> shift) * ROWS;
     const __m512 ws = load_scales(w, w.scales, index);
     const __m512 min = MINS ? load_scales(w, w.mins, index) : _mm512_setzero_ps();
 #pragma GCC unroll 16
@@ -113,32 +113,35 @@ void w4_block(const Block &block, const uint8_t *weights, int n, float *out, int
   __m512 total[TOKENS];
 #pragma GCC unroll 16
   for (int i = 0; i < TOKENS; i++) total[i] = _mm512_setzero_ps();
-#define LLMR_MULTIPLY(c, g)                                \
-  if ((g) < groups) {                                      \
-    _tile_zero(c);                                         \
-    _tile_loadd(4, q + (g) * stride, W4_GROUP);            \
-    _tile_loadd(5, weights + (g) * OPEN_TILE, 64);         \
-    if (MINS)                                              \
-      _tile_dpbsud(c, 4, 5);                               \
-    else                                                   \
-      _tile_dpbssd(c, 4, 5);                               \
-    _tile_stored(c, sums[c][0], 64);                       \
+#define LLMR_MULTIPLY(c, g)                           \
+  if ((g) < groups) {                                 \
+    _tile_zero(c);                                    \
+    _tile_loadd(4, q + (g) * stride, W4_GROUP);       \
+    _tile_loadd(5, weights + (g) * OPEN_TILE, 64);    \
+    if (MINS)                                         \
+      _tile_dpbsud(c, 4, 5);                          \
+    else                                              \
+      _tile_dpbssd(c, 4, 5);                          \
+  }
+#define LLMR_STORE(c, g) \
+  if ((g) < groups) _tile_stored(c, sums[c][0], 64);
+#define LLMR_FOLD(c, next, after_next)                                            \
+  if (g + c < groups) {                                                           \
+    LLMR_MULTIPLY(after_next, g + c + 3)                                          \
+    LLMR_STORE(next, g + c + 1)                                                   \
+    block.fold<MINS, false>(a, sums[c], g + c, total);                            \
   }
   LLMR_MULTIPLY(0, 0)
   LLMR_MULTIPLY(1, 1)
   LLMR_MULTIPLY(2, 2)
-  LLMR_MULTIPLY(3, 3)
+  LLMR_STORE(0, 0)
   for (int g = 0; g < groups; g += AHEAD) {
-#define LLMR_FOLD(c)                                         \
-    if (g + c < groups) {                                  \
-      block.fold<MINS, false>(a, sums[c], g + c, total);   \
-      LLMR_MULTIPLY(c, g + c + AHEAD)                      \
-    }
-    LLMR_FOLD(0)
-    LLMR_FOLD(1)
-    LLMR_FOLD(2)
-    LLMR_FOLD(3)
+    LLMR_FOLD(0, 1, 3)
+    LLMR_FOLD(1, 2, 0)
+    LLMR_FOLD(2, 3, 1)
+    LLMR_FOLD(3, 0, 2)
   }
+#undef LLMR_STORE
 #undef LLMR_FOLD
 #undef LLMR_MULTIPLY
   write(total, n, out, ldo);
@@ -189,7 +192,7 @@ void add_refined(const llmr_weight &w, int64_t at, int shift, const uint8_t *wei
   for (int i = 0; i < AHEAD; i++) multiply(i);
   for (int i = 0; i < n_tiles; i++) {
     const Refined &tile = tiles[i];
-    const int64_t index = at + static_cast<int64_t>(tile.g / shift) * ROWS;
+    const int64_t index = at + static_cast<int64_t>(tile.g >> shift) * ROWS;
     const __m512 ws = load_scales(w, w.scales, index);
     const __m512 min = MINS ? load_scales(w, w.mins, index) : _mm512_setzero_ps();
     for (int j = 0; j < tile.n; j++) {
@@ -341,7 +344,7 @@ void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int 
     return;
   }
   configure();
-  const int shift = w->group > acts->group ? w->group / acts->group : 1;
+  const int shift = w->group == w->k_padded ? 31 : __builtin_ctz(w->group / acts->group);
   uint8_t *opened = static_cast<uint8_t *>(scratch);
   for (int p = p0; p < p1; p++) {
     const int64_t at = static_cast<int64_t>(p) * (w->k_padded / w->group) * ROWS;

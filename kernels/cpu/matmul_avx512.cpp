@@ -63,20 +63,23 @@ void quantize_w4(const float *x, int t, Acts &a) {
   const int groups = a.k_padded / W4_GROUP;
   uint64_t *refined = a.fine == nullptr ? nullptr : a.refined + static_cast<int64_t>(t) * a.words;
   for (int i = 0; refined != nullptr && i < a.words; i++) refined[i] = 0;
-  int64_t typical = 0;
-  if (refined != nullptr) {
-    RefineLimit limit;
+  if (refined == nullptr) {
     for (int g = 0; g < groups; g++) {
-      const float most = largest_magnitude(load32(x + g * W4_GROUP, a.k - g * W4_GROUP));
-      limit.see(most < TINY ? 0.f : most / 127.f);
+      const Row32 v = load32(x + g * W4_GROUP, a.k - g * W4_GROUP);
+      write_group(v, largest_magnitude(v), g, t, a);
     }
-    typical = limit.value();
+    return;
   }
+  float most[MOST_GROUPS];
+  RefineLimit limit;
+  for (int g = 0; g < groups; g++) {
+    most[g] = largest_magnitude(load32(x + g * W4_GROUP, a.k - g * W4_GROUP));
+    limit.see(most[g] < TINY ? 0.f : most[g] / 127.f);
+  }
+  const int64_t typical = limit.value();
   for (int g = 0; g < groups; g++) {
     const Row32 v = load32(x + g * W4_GROUP, a.k - g * W4_GROUP);
-    const float most = largest_magnitude(v);
-    const Row32 coded = write_group(v, most, g, t, a);
-    if (refined == nullptr) continue;
+    const Row32 coded = write_group(v, most[g], g, t, a);
     const int64_t at = static_cast<int64_t>(g) * a.tokens + t;
     if (!RefineLimit::exceeded(a.scale[at], typical)) {
       a.fine->scale[at] = 0;

@@ -177,7 +177,7 @@ void open_expert(Worker &worker, const Mixture &m, const State &s, size_t state_
         out[r] = with_bias(pieces[0], first + r, values[r]);
         other[r] = with_bias(pieces[1], first + r, other[r]);
       }
-      worker.kernels->gate_up(out, other, rows, m.activation);
+      worker.kernels->gate_up(out, other, out, rows, m.activation);
     });
   }
   worker.barrier();

@@ -15,16 +15,22 @@ void each_row(const Piece &piece, const Chunk &c, const float *tile, int64_t ldo
   for (int t = c.t0; t < c.t1; t++) use(first, rows, t, tile + (t - c.t0) * ldo);
 }
 
-// Multiplies all pieces; the chunks of one piece follow those of the one before.
+// Multiplies all pieces; the chunks of one piece follow those of the one before. `use` gets the products;
+// those of a piece without bias and padding are written to `direct` at once, rows ldd apart, if given.
 template <class Use>
-void multiply(Worker &worker, const Inputs &inputs, const Piece *pieces, int n_pieces, Use use) {
-  float *tile = tile_memory(worker);
+void multiply(Worker &worker, const Inputs &inputs, const Piece *pieces, int n_pieces, float *direct, int64_t ldd,
+              Use use) {
+  float *const tile = tile_memory(worker);
   int done = 0, i = worker.take();
   for (int j = 0; j < n_pieces; j++) {
     const llmr_weight &w = *pieces[j].weight;
     const Chunks chunks(worker, w.panels, inputs.tokens, panel_bytes(w), w.k);
     for (; i < done + chunks.count(); i = worker.take()) {
       const Chunk c = chunks.chunk(i - done);
+      if (direct != nullptr && pieces[j].bias == nullptr && w.n % ROWS == 0) {
+        product(worker, &w, c.p0, c.p1, inputs, c.t0, c.t1, direct + c.t0 * ldd + pieces[j].column + c.p0 * ROWS, ldd);
+        continue;
+      }
       const int64_t ldo = static_cast<int64_t>(c.p1 - c.p0) * ROWS;
       product(worker, &w, c.p0, c.p1, inputs, c.t0, c.t1, tile, ldo);
       each_row(pieces[j], c, tile, ldo, [&](int first, int rows, int t, const float *values) {
@@ -47,13 +53,9 @@ void op_norm_linear(Worker &worker, const llmr_instr &in, const llmr_step &step)
   }
   const Source source = {floats_at(in, 0), width, nullptr, floats_at(in, 1), in.f[0], in.f[1], width};
   const Inputs inputs = prepare(worker, source, step.n_tokens, pieces, n);
-  multiply(worker, inputs, pieces, n, [&](const Piece &piece, int first, int rows, int t, const float *values) {
+  multiply(worker, inputs, pieces, n, y, ldy, [&](const Piece &piece, int first, int rows, int t, const float *values) {
     float *out = y + static_cast<int64_t>(t) * ldy + piece.column + first;
-    const float *bias = piece.bias ? piece.bias + first : nullptr;
-    if (bias != nullptr)
-      for (int r = 0; r < rows; r++) out[r] = values[r] + bias[r];
-    else
-      for (int r = 0; r < rows; r++) out[r] = values[r];
+    worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows, false);
   });
 }
 
@@ -66,22 +68,18 @@ void op_linear_add(Worker &worker, const llmr_instr &in, const llmr_step &step) 
   const size_t spare = gamma == nullptr ? 0 : sizeof(float) * n * step.n_tokens;
   const Inputs inputs = prepare(worker, source, step.n_tokens, &piece, 1, spare);
   if (gamma == nullptr) {
-    multiply(worker, inputs, &piece, 1, [&](const Piece &, int first, int rows, int t, const float *values) {
+    multiply(worker, inputs, &piece, 1, nullptr, 0, [&](const Piece &, int first, int rows, int t, const float *values) {
       float *out = h + static_cast<int64_t>(t) * n + first;
-      const float *bias = piece.bias ? piece.bias + first : nullptr;
-      if (bias != nullptr)
-        for (int r = 0; r < rows; r++) out[r] += values[r] + bias[r];
-      else
-        for (int r = 0; r < rows; r++) out[r] += values[r];
+      worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows, true);
     });
     return;
   }
   // The norm needs whole rows: products go to common memory first. Preparing may have moved it only
   // before the barrier, so the pointer is the same for all now; few tokens took no common memory yet.
   float *whole = reinterpret_cast<float *>(worker.common(spare));
-  multiply(worker, inputs, &piece, 1, [&](const Piece &, int first, int rows, int t, const float *values) {
+  multiply(worker, inputs, &piece, 1, whole, n, [&](const Piece &, int first, int rows, int t, const float *values) {
     float *out = whole + static_cast<int64_t>(t) * n + first;
-    for (int r = 0; r < rows; r++) out[r] = values[r] + (piece.bias ? piece.bias[first + r] : 0.f);
+    worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows, false);
   });
   worker.barrier();
   for (int t = worker.take(); t < step.n_tokens; t = worker.take()) {
@@ -111,9 +109,7 @@ void op_norm_gate_up(Worker &worker, const llmr_instr &in, const llmr_step &step
       float *g = const_cast<float *>(values), *u = raised + (t - c.t0) * ldo;
       for (int r = 0; pieces[0].bias && r < rows; r++) g[r] += pieces[0].bias[first + r];
       for (int r = 0; pieces[1].bias && r < rows; r++) u[r] += pieces[1].bias[first + r];
-      worker.kernels->gate_up(g, u, rows, activation);
-      float *out = a + static_cast<int64_t>(t) * inner + first;
-      for (int r = 0; r < rows; r++) out[r] = g[r];
+      worker.kernels->gate_up(g, u, a + static_cast<int64_t>(t) * inner + first, rows, activation);
     });
   }
 }
@@ -125,7 +121,8 @@ void op_norm_head(Worker &worker, const llmr_instr &in, const llmr_step &step) {
   float *logits = floats_at(in, 4);
   const Source source = {floats_at(in, 0), width, step.rows, floats_at(in, 1), in.f[0], in.f[1], width};
   const Inputs inputs = prepare(worker, source, step.n_rows, &piece, 1);
-  multiply(worker, inputs, &piece, 1, [&](const Piece &, int first, int rows, int t, const float *values) {
+  multiply(worker, inputs, &piece, 1, scale == 1.f ? logits : nullptr, vocab,
+           [&](const Piece &, int first, int rows, int t, const float *values) {
     float *out = logits + static_cast<int64_t>(t) * vocab + first;
     for (int r = 0; r < rows; r++) out[r] = (values[r] + (piece.bias ? piece.bias[first + r] : 0.f)) * scale;
   });

@@ -22,7 +22,8 @@ struct AttendTile;
 // What each vector_*.cpp provides; kernels.h says what each function does.
 #define LLMR_VECTOR_FUNCTIONS                                                                             \
   void rms_norm(const float *x, const float *gamma, float eps, float offset, int n, float *out);         \
-  void gate_up(float *gate, const float *up, int n, int activation);                                     \
+  void gate_up(const float *gate, const float *up, float *out, int n, int activation);                   \
+  void finish(const float *x, const float *bias, float *out, int n, bool adds);                          \
   void rotate(float *head, const float *cos, const float *sin, int n_freq);                              \
   void store(const float *x, void *out, int n, int type);                                                \
   void attend(const AttendTile *tile, void *scratch);                                                    \
@@ -155,16 +156,30 @@ inline void rms_norm(const float *x, const float *gamma, float eps, float offset
 }
 
 template <class F>
-inline void gate_up(float *gate, const float *up, int n, int activation) {
+inline void gate_up(const float *gate, const float *up, float *out, int n, int activation) {
   const int whole = n / F::W * F::W, rest = n - whole;
   const bool is_silu = activation == LLMR_SILU;
   for (int i = 0; i < whole; i += F::W) {
     const F x = F::load(gate + i);
-    F::store(gate + i, (is_silu ? silu(x) : gelu_tanh(x)) * F::load(up + i));
+    F::store(out + i, (is_silu ? silu(x) : gelu_tanh(x)) * F::load(up + i));
   }
   if (rest > 0) {
     const F x = load_part<F>(gate + whole, rest);
-    store_part<F>(gate + whole, (is_silu ? silu(x) : gelu_tanh(x)) * load_part<F>(up + whole, rest), rest);
+    store_part<F>(out + whole, (is_silu ? silu(x) : gelu_tanh(x)) * load_part<F>(up + whole, rest), rest);
+  }
+}
+
+template <class F>
+inline void finish(const float *x, const float *bias, float *out, int n, bool adds) {
+  const int whole = n / F::W * F::W;
+  for (int i = 0; i < whole; i += F::W) {
+    F v = F::load(x + i);
+    if (bias != nullptr) v = v + F::load(bias + i);
+    F::store(out + i, adds ? F::load(out + i) + v : v);
+  }
+  for (int i = whole; i < n; i++) {
+    const float v = bias != nullptr ? x[i] + bias[i] : x[i];
+    out[i] = adds ? out[i] + v : v;
   }
 }
 

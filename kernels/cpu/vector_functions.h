@@ -3,8 +3,11 @@
 void rms_norm(const float *x, const float *gamma, float eps, float offset, int n, float *out) {
   llmr::rms_norm<F>(x, gamma, eps, offset, n, out);
 }
-void gate_up(float *gate, const float *up, int n, int activation) {
-  llmr::gate_up<F>(gate, up, n, activation);
+void gate_up(const float *gate, const float *up, float *out, int n, int activation) {
+  llmr::gate_up<F>(gate, up, out, n, activation);
+}
+void finish(const float *x, const float *bias, float *out, int n, bool adds) {
+  llmr::finish<F>(x, bias, out, n, adds);
 }
 void rotate(float *head, const float *cos, const float *sin, int n_freq) {
   llmr::rotate<F>(head, cos, sin, n_freq);
