@@ -73,9 +73,17 @@ class Step(Protocol):
 class Weight(Protocol):
     """A weight in a backend's private layout, made from a storage form."""
 
-    shape: tuple[int, int]
-    nbytes: int
-    kind: str
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[N, K]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes, scales and padding included."""
+
+    @property
+    def kind(self) -> str:
+        """Short name of its storage form."""
 
 
 class KvLayer(Protocol):

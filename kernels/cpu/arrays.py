@@ -59,14 +59,13 @@ class CpuStep:
         native = self.native
         n = native.n_tokens = len(token_ids)
         native.n_rows, native.n_spans = len(rows), len(spans)
-        self._ids[:n] = token_ids
-        self._rows[: len(rows)] = rows
+        self._ids[:n] = list(token_ids)
+        self._rows[: len(rows)] = list(rows)
         for target, span in zip(self._spans, spans, strict=False):
             target.slot, target.start = span.slot, span.start
             target.count, target.position = span.count, span.position
-            self._positions[span.start : span.start + span.count] = range(
-                span.position, span.position + span.count
-            )
+            end = span.start + span.count
+            self._positions[span.start : end] = [*range(span.position, span.position + span.count)]
 
 
 class CpuKvLayer:

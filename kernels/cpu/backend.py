@@ -128,9 +128,7 @@ class CpuBackend:
         assert isinstance(program, Program)
         if program.is_ready:
             few = step.native.n_tokens <= FEW_TOKENS
-            return program.replay(
-                lambda first, n: self._run(first, n, step), interrupt, whole=few
-            )
+            return program.replay(lambda first, n: self._run(first, n, step), interrupt, whole=few)
         self._recording = program
         try:
             return program.record(emit(), interrupt)
@@ -206,7 +204,11 @@ class CpuBackend:
         norms = [(n.eps, n.offset) if n else (0.0, 0.0) for n in (q_norm, k_norm)]
         factor = 1.0 if rope is None else rope.attention_factor
         self._issue(
-            step, abi.ROPE_APPEND, pointers, (*_sizes(heads), n_freq), (*norms[0], *norms[1], factor)
+            step,
+            abi.ROPE_APPEND,
+            pointers,
+            (*_sizes(heads), n_freq),
+            (*norms[0], *norms[1], factor),
         )
 
     def attend(

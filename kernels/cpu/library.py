@@ -51,7 +51,8 @@ def library() -> ctypes.CDLL:
     found = path()
     if found is None:
         raise UnavailableError(
-            "the native CPU library was not built (no C++ compiler at installation)", NEXT_STEP
+            "the native CPU library was not built (no working C++ compiler at installation)",
+            NEXT_STEP,
         )
     try:
         lib = ctypes.CDLL(str(found))
