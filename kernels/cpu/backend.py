@@ -1,4 +1,4 @@
-"""The CPU backend's class: arrays and ops by the native library; the contract is ``kernels.ops``."""
+"""The CPU backend's class: arrays and ops by the native library, as ``kernels.ops`` says."""
 
 import ctypes
 import time

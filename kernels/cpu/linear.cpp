@@ -14,7 +14,7 @@ constexpr size_t TILE_BYTES = TILE_FLOATS * sizeof(float);
 static_assert(OWN_BYTES + 2 * TILE_BYTES + MATMUL_SCRATCH <= SCRATCH);
 
 // Activations of a token block should stay in a core's second-level cache beside the weights.
-constexpr int64_t TOKEN_BLOCK_BYTES = 512 << 10;
+constexpr int64_t TOKEN_BLOCK_BYTES = 1280 << 10;
 constexpr int64_t PANEL_BLOCK_BYTES = 192 << 10;
 constexpr int MAX_PANEL_BLOCK = 32;
 static_assert(MAX_PANEL_BLOCK * ROWS * MAX_TOKEN_BLOCK <= TILE_FLOATS);

@@ -228,6 +228,7 @@ void Pool::start(int active) {
 }
 
 void Pool::run(const Job &job, int most) {
+  if (job.length < 1) return;  // without a barrier nobody would wait for the workers to read the job
   const int wanted = most < 1 || most > n_ ? n_ : most;
   task_ = [](Worker &worker, const void *what) {
     const Job job = *static_cast<const Job *>(what);  // a copy: behind the last barrier the caller is gone

@@ -1,8 +1,8 @@
 """Record once, replay per token: the ops of a step as one array of native instructions.
 
-A program is recorded twice, while it runs, and must come out the same byte for byte: an op that baked
-in something that changes per token (a position, a length) is found and named. From then on a step is
-one native call, or one per layer where somebody may want to interrupt it.
+A program is recorded twice, while it runs, and must come out the same byte for byte: an op that
+baked in something that changes per token (a position, a length) is found and named. From then on
+a step is one native call, or one per layer where somebody may want to interrupt it.
 """
 
 import ctypes
@@ -52,12 +52,13 @@ class Program:
             self._ends.append(len(self._recorded))
             if interrupt():
                 return False
-        self._ends.append(len(self._recorded))
+        if self._ends[-1:] != [len(self._recorded)]:  # behind the last layer: the head
+            self._ends.append(len(self._recorded))
         self._seal()
         return True
 
     def replay(self, run: Run, interrupt: Callable[[], bool], *, whole: bool) -> bool:
-        """Run it again; False if interrupted after a segment. ``whole``: in one call, to the end."""
+        """Run it again; False if interrupted between segments. ``whole``: in one call."""
         assert self._array is not None
         address = ctypes.addressof(self._array)
         if whole:

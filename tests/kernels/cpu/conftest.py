@@ -1,7 +1,10 @@
-"""The native backend on every instruction set of this machine, and ways in and out of its arrays."""
+"""The native backend on every instruction set of this machine, and ways in and out of arrays."""
 
 import ctypes
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from llmrun.kernels.cpu.arrays import CpuArray
 from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.cpu.library import library, problem
 
+TINY = Path(__file__).parent / "tiny.py"
 ISAS = ("base", "avx2", "avxvnni", "avx512", "amx")
 
 
@@ -64,3 +68,14 @@ def read() -> Callable[[CpuArray], torch.Tensor]:
         return torch.frombuffer(bytearray(host.data), dtype=torch.float32).view(host.shape)
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModuleType:
+    """The module of the tiny decoder."""
+    spec = importlib.util.spec_from_file_location("llmrun_test_tiny", TINY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

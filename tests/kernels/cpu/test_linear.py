@@ -40,8 +40,11 @@ def group_int(
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c in fp32 with one rounding: the sum in double is rounded to odd first, so that rounding
-    it again to fp32 is right (Boldo and Melquiond, 2008)."""
+    """a * b + c in fp32 with one rounding.
+
+    The sum in double is rounded to odd, so that rounding it again to fp32 is right (Boldo and
+    Melquiond, 2008).
+    """
     product, c = a.double() * b.double(), c.double()  # the product is exact
     total = product + c
     back = total - product
@@ -60,7 +63,7 @@ def quantized(part: torch.Tensor, limit: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def standing_out(scales: torch.Tensor) -> torch.Tensor:
-    """Which groups [rows, groups] are refined: twice the row's mean, taken over the floats' bits."""
+    """Which groups [rows, groups] are refined: over twice the row's mean, by the floats' bits."""
     bits = scales.contiguous().view(torch.int32).long()
     return bits > bits.sum(-1, keepdim=True) // bits.shape[-1] + 2**23
 
