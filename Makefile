@@ -45,12 +45,15 @@ $(VENV)/bin/python:
 		|| { echo "llmrun needs Python 3.11 or newer; set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+# The native library is built while installing; a changed source means installing again.
+NATIVE := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc) kernels/cpu/CMakeLists.txt
+
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "Installing llmrun into $(VENV) (once; this takes a minute or two)" >&2
 	@$(INSTALL) -e . >&2
 	@touch $@
 
-$(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/installed-test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "Installing llmrun with its test tools into $(VENV)" >&2
 	@$(INSTALL) -e ".[test,dev]" >&2
 	@touch $@ $(VENV)/installed

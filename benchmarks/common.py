@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from work import compiler
+from work import Facts, compiler
 
 import llmrun
 from llmrun.errors import UnavailableError
@@ -19,8 +19,6 @@ from llmrun.measure.environment import environment
 
 SETS = ("base", "avx2", "avxvnni", "avx512", "amx")
 """Instruction sets of the CPU kernels, the best last."""
-
-Facts = dict[str, str | int | float | None]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from common import Facts, Spread, spread
+from common import Spread, spread
 from rows import HERE, Contender, Derived, Job, Row
+from work import Facts
 
 HOG = "while True: pass"
 HOG_START_S = 0.2
@@ -76,7 +77,7 @@ class Process:
 
     def facts(self) -> Facts:
         """What it says when it is ready. Ended if it does not get there."""
-        facts: Facts = self._answer()
+        facts: Facts = json.loads(self._line())
         return facts
 
     def speed(self, job: Job) -> float:
@@ -87,7 +88,8 @@ class Process:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise Ended(self._how()) from None
-        return float(job.tokens / self._answer()["seconds"])
+        seconds: float = json.loads(self._line())["seconds"]
+        return job.tokens / seconds
 
     def close(self) -> None:
         """End it."""
@@ -95,13 +97,12 @@ class Process:
         self._process.communicate()
         self._errors.close()
 
-    def _answer(self) -> Facts:
+    def _line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise Ended(self._how())
-        answer: Facts = json.loads(line)
-        return answer
+        return line
 
     def _how(self) -> str:
         status = self._process.wait()
@@ -135,6 +136,7 @@ def run(row: Row, peer_python: str, threads: int, rounds: int) -> Outcome:
 
 
 def _take_turns(outcome: Outcome, engines: dict[str, Process], job: Job, *, counts: bool) -> None:
+    time.sleep(job.settle_s)
     for name, engine in list(engines.items()):
         try:
             with _hogs(job.hogs):

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from common import SETS, machine, show_facts, show_table, usable
@@ -53,9 +54,11 @@ def main() -> None:
     show_facts(machine() | {"model": path.name, "weights": choice.note})
     show_facts({"tokens": len(ids), "context": options.context, "text": options.text.name})
     backends = usable(options.isa, options.threads)
-    reference = Reader(source, choice, TorchBackend("cpu", options.threads), options.context)
+    oracle = cast(Backend, TorchBackend("cpu", options.threads))
+    reference = Reader(source, choice, oracle, options.context)
     readers = {
-        name: Reader(source, choice, backend, options.context) for name, backend in backends.items()
+        name: Reader(source, choice, cast(Backend, backend), options.context)
+        for name, backend in backends.items()
     }
     differences = _compare(ids, options.context, reference, readers)
     header = ["kernels", "KL mean", "median", "p99", "most", "same top id"]

@@ -11,12 +11,13 @@ several, MAC/cycle are per thread.
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clock import clock_hz
-from common import SETS, Facts, machine, show_facts, show_table, usable
+from common import SETS, machine, show_facts, show_table, usable
 from probes import (
     Rate,
     Timer,
@@ -26,6 +27,7 @@ from probes import (
     product,
     streamed,
 )
+from work import Facts
 
 from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.cpu.topology import recommended_threads
@@ -55,6 +57,8 @@ GATES = (
 ATTEND_GATE = 11.0
 """MAC/cycle of prefill's attention behind 4096 tokens."""
 BARRIER_GATE_US = 1.5
+LEAST_BARRIER_S = 5e-8
+"""No line of memory gets from core to core and back in less."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,8 @@ def main() -> None:
     ceilings = _ceilings(next(reversed(backends.values())), clock)
     about = machine() | ceilings
     show_facts(about)
-    alone_s = empty_op(CpuBackend(1), timer)
-    together_s = empty_op(CpuBackend(options.threads), timer)
-    barrier_us = (together_s - alone_s) * 1e6
-    print(f"\nan empty op: {alone_s * 1e6:.2f} us with 1 thread, {together_s * 1e6:.2f} us with ")
-    print(f"{options.threads}; a barrier costs the difference (at most {BARRIER_GATE_US} us)")
+    barrier_us = _barrier_us(options.threads, timer)
+    _show_barrier(barrier_us, options.threads)
     reports = []
     for name, backend in backends.items():
         report = _measure(name, backend, timer)
@@ -111,6 +112,21 @@ def _ceilings(backend: CpuBackend, clock: float | None) -> Facts:
         "clock_ghz": None if clock is None else round(clock / 1e9, 3),
         "bandwidth_gb_per_s": round(backend.measure_bandwidth() / 1e9, 1),
     }
+
+
+def _barrier_us(threads: int, timer: Timer) -> float | None:
+    """What an op costs more with all threads than with one; None if they never ran together."""
+    alone_s = empty_op(CpuBackend(1), timer)
+    together_s = empty_op(CpuBackend(threads), timer, alone_s + LEAST_BARRIER_S)
+    return None if math.isinf(together_s) else (together_s - alone_s) * 1e6
+
+
+def _show_barrier(barrier_us: float | None, threads: int) -> None:
+    if barrier_us is None:
+        print(f"\nbarrier: unknown, {threads} threads never ran together (a busy machine?)")
+        return
+    met = "met" if barrier_us <= BARRIER_GATE_US else "MISSED"
+    print(f"\nbarrier of {threads} threads: {barrier_us:.2f} us, at most {BARRIER_GATE_US}: {met}")
 
 
 def _measure(isa: str, backend: CpuBackend, timer: Timer) -> Report:

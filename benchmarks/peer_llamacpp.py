@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import llama_cpp
-from work import compiler, serve
+import llama_cpp  # type: ignore[import-not-found]
+from work import Facts, compiler, serve
 
 CHUNK = 512
 """Tokens of one call of llama_decode, and llama.cpp's own default for its physical batch."""
@@ -47,14 +47,14 @@ class LlamaCpp:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(max(CHUNK, sequences), 0, 1)
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self.facts = {
+        self.facts: Facts = {
             "engine": "llama.cpp",
             "version": f"llama-cpp-python {llama_cpp.__version__}",
             "model": _description(model),
             "model_bytes": llama_cpp.llama_model_size(model),
             "load_s": round(time.perf_counter() - start, 3),
             "threads": threads,
-            "features": " ".join(llama_cpp.llama_print_system_info().decode().split()),
+            "features": _features(),
             "compiler": _compiler(),
         }
 
@@ -119,6 +119,12 @@ def _description(model: object) -> str:
     text = ctypes.create_string_buffer(128)
     llama_cpp.llama_model_desc(model, text, len(text))
     return text.value.decode("utf-8", "replace")
+
+
+def _features() -> str:
+    """What it was built for and uses here, of a text like ``CPU : AVX2 = 1 | OPENMP = 1 |``."""
+    parts = llama_cpp.llama_print_system_info().decode("ascii", "replace").split("|")
+    return " ".join(part.split("=")[0].split(":")[-1].strip() for part in parts if "= 1" in part)
 
 
 def _compiler() -> str | None:

@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from work import compiler, serve
+from work import Facts, compiler, serve
 
 import llmrun
 from llmrun.cli.assemble import LoadOptions, load
@@ -53,7 +53,7 @@ class Llmrun:
         self._cache = loaded.new_cache(sequences)
         self.vocab = loaded.spec.vocab
         library = library_path()
-        self.facts = {
+        self.facts: Facts = {
             "engine": "llmrun",
             "version": f"llmrun {llmrun.__version__}",
             "model": f"{loaded.scheme}, {loaded.coverage.actual_bits:.2f} bits per linear weight",

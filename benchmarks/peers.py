@@ -72,11 +72,11 @@ def _show(outcome: Outcome) -> None:
     row: Row = outcome.row
     print(f"\n{row.name}: {row.title}")
     for name, facts in outcome.facts.items():
-        known = (f"{key} {value}" for key, value in facts.items() if value is not None)
-        print(f"  {name}: {', '.join(known)}")
+        known = [f"{key} {value}" for key, value in facts.items() if value is not None]
+        print(f"  {name}: {', '.join(known[1:])}")
     for name, reason in outcome.failures.items():
         print(f"  {name}: {reason}")
-    header = ["  work", "llmrun", "tokens/s", "llama.cpp", "tokens/s", "ratio"]
+    header = ["  work", "ours", "tokens/s", "theirs", "tokens/s", "ratio"]
     lines = [
         [
             f"  {ratio.job}",

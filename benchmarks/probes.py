@@ -46,14 +46,25 @@ class Timer:
 
     repeats: int
 
-    def seconds(self, backend: CpuBackend, step: CpuStep, issue: Callable[[], None]) -> float:
-        """Seconds of one ``issue()`` when a program holds many of them."""
-        once = self._program(backend, step, issue, 1)
+    def seconds(
+        self, backend: CpuBackend, step: CpuStep, issue: Callable[[], None], least: float = 0.0
+    ) -> float:
+        """Seconds of one ``issue()`` when a program holds many of them.
+
+        Repeats that took less than ``least`` do not count: they ran with fewer threads, as they
+        do while a neighbour holds a core. Infinite if none counts.
+        """
+        once = self._program(backend, step, issue, 1, 0.0)
         count = max(1, int(LEAST_S / once))
-        return once if count == 1 else self._program(backend, step, issue, count)
+        return self._program(backend, step, issue, count, least)
 
     def _program(
-        self, backend: CpuBackend, step: CpuStep, issue: Callable[[], None], count: int
+        self,
+        backend: CpuBackend,
+        step: CpuStep,
+        issue: Callable[[], None],
+        count: int,
+        least: float,
     ) -> float:
         keeper = [backend.kv_layer(1, 1, Heads(1, 1, 32), "f16")]  # a program belongs to a cache
 
@@ -62,13 +73,13 @@ class Timer:
                 issue()
             yield
 
-        best_s = float("inf")
-        for number in range(self.repeats + 2):  # it is recorded twice, then replayed
+        samples = []
+        for _ in range(self.repeats + 2):
             start = time.perf_counter()
             backend.run_layers(step, keeper, "probe", emit, never)
-            if number >= 2:
-                best_s = min(best_s, time.perf_counter() - start)
-        return best_s / count
+            samples.append((time.perf_counter() - start) / count)
+        replayed = samples[2:]  # it is recorded twice
+        return min((sample for sample in replayed if sample >= least), default=float("inf"))
 
 
 def product(backend: CpuBackend, timer: Timer, kind: str, width: int) -> Rate:
@@ -108,11 +119,11 @@ def attend_decode(backend: CpuBackend, timer: Timer, depth: int) -> Rate:
     return _attend(backend, timer, depth, 1, -(-STREAMED // layer_bytes))
 
 
-def empty_op(backend: CpuBackend, timer: Timer) -> float:
+def empty_op(backend: CpuBackend, timer: Timer, least: float = 0.0) -> float:
     """Seconds of an op with next to no work: handing it out, and the barrier behind it."""
     table = backend.weight(_form("f32", 16, 32))
     step, h = _step(backend, 1), backend.empty((1, 32))
-    return timer.seconds(backend, step, lambda: backend.embed(step, table, 1.0, h))
+    return timer.seconds(backend, step, lambda: backend.embed(step, table, 1.0, h), least)
 
 
 def _attend(backend: CpuBackend, timer: Timer, depth: int, width: int, n_layers: int) -> Rate:

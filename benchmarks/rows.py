@@ -4,7 +4,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmrun.cli.fetching import fetch_model
@@ -12,6 +12,9 @@ from llmrun.cli.settings import read_settings
 from llmrun.store.progress import SilentProgress
 
 HERE = Path(__file__).parent
+SETTLE_S = 2.5
+"""llmrun works with fewer threads for up to 2 s after it met a neighbour on its cores."""
+
 OURS, THEIRS = "peer_llmrun.py", "peer_llamacpp.py"
 
 
@@ -32,11 +35,15 @@ class Contender:
 
 @dataclass(frozen=True)
 class Job:
-    """Work to time; ``request`` as in ``work.serve``, ``hogs`` busy processes beside it."""
+    """Work to time; ``request`` as in ``work.serve``, ``hogs`` busy processes beside it.
+
+    ``settle_s``: a pause before it, for an engine that remembers what came before.
+    """
 
     name: str
     request: dict[str, str | int]
     hogs: int = 0
+    settle_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -124,8 +131,8 @@ def _decode(tokens: int, depth: int = 0, sequences: int = 1, hogs: int = 0) -> J
     name += f" behind {depth}" if depth else ""
     name += f", {sequences} sequences" if sequences > 1 else ""
     name += f", beside {hogs} busy process" if hogs else ""
-    request = {"work": "decode", "tokens": tokens, "depth": depth, "sequences": sequences}
-    return Job(name, dict(request), hogs)
+    request: dict[str, str | int] = {"work": "decode", "tokens": tokens}
+    return Job(name, request | {"depth": depth, "sequences": sequences}, hogs)
 
 
 def _starter(models: Models, tokens: int) -> Row:
@@ -182,7 +189,8 @@ def _batch(models: Models, tokens: int) -> Row:
 
 
 def _noise(models: Models, tokens: int) -> Row:
-    jobs = (_decode(tokens), _decode(tokens, hogs=1))
+    undisturbed = replace(_decode(tokens), settle_s=SETTLE_S)
+    jobs = (undisturbed, _decode(tokens, hogs=1))
     share = fair_share(len(os.sched_getaffinity(0)), models.threads, hogs=1)
     derived = Derived(f"speed over its fair share ({share:.2f} of undisturbed)", share)
     return Row("noise", "a busy neighbour", _same_file(models), jobs, 1024, derived=derived)

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+Facts = dict[str, str | int | float | None]
+"""What a report says about a machine or an engine."""
+
 
 class Engine(Protocol):
     """An engine with one model loaded and an empty cache.
@@ -23,7 +26,7 @@ class Engine(Protocol):
     ``facts`` are strings and numbers for the report; ``vocab`` the number of ids.
     """
 
-    facts: dict[str, str | int | float | None]
+    facts: Facts
     vocab: int
 
     def forget(self, sequence: int, length: int) -> None:

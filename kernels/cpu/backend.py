@@ -326,7 +326,8 @@ class CpuBackend:
         n_tokens = 256
         codes = HostArray(DType.U8, (n, k // 2), memoryview(bytearray(b"\x97") * (n * k // 2)))
         form = GroupInt(4, 32, codes, empty(DType.F16, (n, k // 32)), None, (n, k))
-        weight = pack(form, Arena(huge=True), self._context)
+        arena = Arena(huge=True)
+        weight = pack(form, arena, self._context)
         x, h = self.empty((n_tokens, k)), self.empty((n_tokens, n))
         step = self.step(n_tokens)
         step.native.n_tokens = n_tokens

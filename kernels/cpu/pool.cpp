@@ -165,6 +165,7 @@ Pool *Pool::create(int n_workers, const Kernels *kernels) {
   if (posix_memalign(&memory, 64, sizeof(Pool)) != 0) return nullptr;
   Pool *pool = new (memory) Pool;
   pool->n_ = n_workers < 1 ? 1 : n_workers > MAX_WORKERS ? MAX_WORKERS : n_workers;
+  pool->most_ = pool->n_;
   pool->workers_ = static_cast<Worker *>(calloc(pool->n_, sizeof(Worker)));
   pool->threads_ = static_cast<Thread *>(calloc(pool->n_, sizeof(Thread)));
   bool ok = pool->workers_ != nullptr && pool->threads_ != nullptr;
@@ -187,7 +188,9 @@ Pool *Pool::create(int n_workers, const Kernels *kernels) {
 Pool::~Pool() {
   leaving_.store(true);
   turn_.fetch_add(1, std::memory_order_seq_cst);
+  crew_.store(MAX_WORKERS, std::memory_order_seq_cst);
   wake_all(turn_);
+  wake_all(crew_);
   for (int id = 1; threads_ != nullptr && id < n_; id++)
     if (threads_[id].running) pthread_join(threads_[id].handle, nullptr);
   for (int id = 0; workers_ != nullptr && id < n_; id++) free(workers_[id].scratch);
@@ -207,6 +210,10 @@ void *Pool::main(void *argument) {
     if (pool.leaving_.load(std::memory_order_relaxed)) return nullptr;
     // The word itself says how many take part: whoever does keeps the job alive by its barriers.
     if (thread.id < static_cast<int>(seen % TURN)) pool.work(pool.workers_[thread.id]);
+    // Left out, it must not wake up for every job that goes by, or it takes the time of those who work.
+    for (uint32_t crew = pool.crew_.load(std::memory_order_seq_cst); thread.id >= static_cast<int>(crew);
+         crew = pool.crew_.load(std::memory_order_seq_cst))
+      sleep_while(pool.crew_, crew);
   }
 }
 
@@ -220,6 +227,10 @@ void Pool::start(int active) {
   shared_.next.store(0, std::memory_order_relaxed);
   for (int id = 0; id < active; id++) workers_[id].n = active;
   if (active > 1) {
+    if (crew_.load(std::memory_order_relaxed) != static_cast<uint32_t>(active)) {
+      crew_.store(static_cast<uint32_t>(active), std::memory_order_seq_cst);
+      wake_all(crew_);
+    }
     const uint32_t jobs = turn_.load(std::memory_order_relaxed) / TURN + 1;
     turn_.store(jobs * TURN + static_cast<uint32_t>(active), std::memory_order_seq_cst);
     if (parked_.load(std::memory_order_seq_cst)) wake_all(turn_);
@@ -238,7 +249,7 @@ void Pool::run(const Job &job, int most) {
     }
   };
   what_ = &job;
-  start(wanted - fewer_ < 1 ? 1 : wanted - fewer_);
+  start(wanted < most_ ? wanted : most_);
   if (wanted > 1) watch_neighbours(job.step->n_tokens);
 }
 
@@ -280,19 +291,25 @@ void Pool::read(const void *memory, uint64_t bytes) {
 }
 
 void Pool::watch_neighbours(int n_tokens) {
-  if (fewer_ == 0) {
-    const int64_t limit = n_tokens <= FEW_TOKENS ? STALL_US : LONG_STALL_US;
-    const bool stalled = shared_.longest_wait_us.load(std::memory_order_relaxed) > limit;
-    stalls_ = stalled ? stalls_ + 4 : stalls_ > 0 ? stalls_ - 1 : 0;
-    if (stalls_ == 0) pause_us_ = 0;
-    if (stalls_ < 8) return;
+  const int64_t limit = n_tokens <= FEW_TOKENS ? STALL_US : LONG_STALL_US;
+  const bool stalled = active_ > 1 && shared_.longest_wait_us.load(std::memory_order_relaxed) > limit;
+  stalls_ = stalled ? stalls_ + 4 : stalls_ > 0 ? stalls_ - 1 : 0;
+  if (stalls_ == 0) tried_from_ = 0;
+  if (stalls_ >= 8) {
+    // A neighbour takes one core; if that was not all, there are far fewer cores than threads.
+    most_ = tried_from_ ? tried_from_ : most_ == n_ ? active_ - 1 : active_ / 2;
+    if (most_ < 1) most_ = 1;
+    stalls_ = tried_from_ = 0;
     pause_us_ = pause_us_ == 0 ? FIRST_PAUSE_US : pause_us_ * 2;
     if (pause_us_ > LONGEST_PAUSE_US) pause_us_ = LONGEST_PAUSE_US;
     retry_us_ = now_us() + pause_us_;
-    fewer_ = 1;
-  } else if (now_us() >= retry_us_) {
-    fewer_ = 0;
+  } else if (most_ < n_ && now_us() >= retry_us_) {
+    tried_from_ = most_;
+    most_ = most_ * 2 < n_ ? most_ * 2 : n_;
     stalls_ = 4;  // the first stall of the try ends it
+    retry_us_ = now_us() + FIRST_PAUSE_US;
+  } else if (most_ == n_ && stalls_ == 0) {
+    pause_us_ = 0;
   }
 }
 

@@ -72,8 +72,10 @@ class Pool {
   const void *what_ = nullptr;
   alignas(64) std::atomic<uint32_t> turn_{0};  // which job, and how many take part
   alignas(64) std::atomic<uint32_t> parked_{0};
+  alignas(64) std::atomic<uint32_t> crew_{MAX_WORKERS};  // so many take part at present; the others sleep
   std::atomic<bool> leaving_{false};
-  int fewer_ = 0;             // how many threads are left out at present
+  int most_ = 1;              // so many may take part at present
+  int tried_from_ = 0;        // what most_ was before a try that is not over; 0: none
   int stalls_ = 0;            // jobs in which somebody had to wait long, of late
   int64_t retry_us_ = 0;      // when to try with all again
   int64_t pause_us_ = 0;      // how long the last try was put off

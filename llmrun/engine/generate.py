@@ -32,8 +32,8 @@ def prefill(
     """Feed ids to a slot in chunks; return the logits [1, V] after the last, None if interrupted.
 
     ``interrupt`` is polled before each chunk and between layers. The device may still be working
-    on the last chunk when this returns. ContextError, before any compute, if the ids do not fit behind what the
-    slot holds.
+    on the last chunk when this returns. ContextError, before any compute, if the ids do not fit
+    behind what the slot holds.
     """
     cache.check_room(slot, len(token_ids))
     total = len(token_ids)

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llmrun.cli.source import open_source
-from llmrun.kernels import dispatch
+from llmrun.kernels.cpu import library as native
+from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.ops import Span
+from llmrun.kernels.reference.backend import TorchBackend
 from llmrun.model.decoder import Decoder, build
 from llmrun.model.parameters import EMBEDDING
 
@@ -24,11 +27,20 @@ def theirs(starter_folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(starter_folder, dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    if request.param == "reference":
+        return TorchBackend("cpu", 2)
+    if reason := native.problem():
+        pytest.skip(reason)
+    return CpuBackend(2)
+
+
 @pytest.fixture(scope="module")
-def ours(starter_folder: Path) -> Decoder:
+def ours(starter_folder: Path, backend: Any) -> Decoder:
     source = open_source(starter_folder)
     tensors = source.tensors(lambda _, form: form)
-    return build(source.binding.spec, tensors, dispatch.bind("cpu", 2), max_rows=64)
+    return build(source.binding.spec, tensors, backend, max_rows=64)
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +55,19 @@ def logits(theirs: PreTrainedModel, ids: list[int]) -> torch.Tensor:
         return theirs(torch.tensor([ids])).logits[0]
 
 
+def values(decoder: Decoder, logits: Any, n_rows: int) -> torch.Tensor:
+    """A copy of the first rows of logits."""
+    host = decoder.backend.to_host(logits, n_rows)
+    return torch.frombuffer(bytearray(host.data), dtype=torch.float32).view(host.shape)
+
+
 def runs(decoder: Decoder, ids: list[int], chunks: list[int]) -> torch.Tensor:
     kv = [decoder.backend.kv_layer(1, 64, decoder.spec.heads, "f32") for _ in decoder.spec.layers]
     rows, position = [], 0
     for count in chunks:
         span = Span(0, 0, count, position)
         part = decoder.forward(ids[position : position + count], [span], kv, list(range(count)))
-        rows.append(part[:count].clone())
+        rows.append(values(decoder, part, count))
         position += count
     return torch.cat(rows)
 
@@ -68,7 +86,7 @@ def greedy(decoder: Decoder, prompt: list[int], n: int) -> Iterator[int]:
     kv = [decoder.backend.kv_layer(1, 128, decoder.spec.heads, "f32") for _ in decoder.spec.layers]
     logits = decoder.forward(prompt, [Span(0, 0, len(prompt), 0)], kv, [len(prompt) - 1])
     for position in range(len(prompt), len(prompt) + n):
-        token_id = int(logits[0].argmax())
+        token_id = int(values(decoder, logits, 1).argmax())
         yield token_id
         logits = decoder.forward([token_id], [Span(0, 0, 1, position)], kv, [0])
 
@@ -80,7 +98,7 @@ def test_the_gguf_itself_gives_transformers_text(
     exact = AutoModelForCausalLM.from_config(theirs.config, dtype=torch.float32).eval()
     exact.load_state_dict(starter_state | {"lm_head.weight": starter_state[EMBEDDING]})
     source = open_source(starter_gguf)
-    decoder = build(source.binding.spec, source.tensors(lambda _, f: f), dispatch.bind("cpu", 2))
+    decoder = build(source.binding.spec, source.tensors(lambda _, f: f), TorchBackend("cpu", 2))
     prompt = TEXT_IDS[:12]
     with torch.no_grad():
         made = exact.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from llmrun.kernels import dispatch
-from llmrun.kernels.ops import Backend
+from llmrun.kernels.reference.backend import TorchBackend
 
 
 @pytest.fixture(scope="session")
-def backend() -> Backend:
-    return dispatch.bind("cpu", threads=1)
+def backend() -> TorchBackend:
+    return TorchBackend("cpu", 1)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from llmrun.errors import ModelFileError
-from llmrun.kernels import dispatch
 from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.ops import Span
 from llmrun.kernels.reference.arrays import to_host
+from llmrun.kernels.reference.backend import TorchBackend
 from llmrun.model.architecture import architectures
 from llmrun.model.decoder import Decoder, build
 from llmrun.model.parameters import expected
@@ -27,11 +27,11 @@ def tensors(spec: object = SPEC, skip: str = "") -> Iterator[tuple[str, Form]]:
 
 
 def decoder(spec: object = SPEC) -> Decoder:
-    return build(spec, tensors(spec), dispatch.bind("cpu", 1))
+    return build(spec, tensors(spec), TorchBackend("cpu", 1))
 
 
 def test_a_missing_or_doubled_tensor_is_refused() -> None:
-    backend = dispatch.bind("cpu", 1)
+    backend = TorchBackend("cpu", 1)
     with pytest.raises(ModelFileError, match=r"missing: model\.norm\.weight"):
         build(SPEC, tensors(skip="model.norm.weight"), backend)
     name, form = next(tensors())
