@@ -19,6 +19,7 @@
 namespace llmr {
 namespace {
 
+constexpr int FEW = 4, AHEAD = 2048;         // as in generate.py: weights of a few tokens are fetched ahead
 constexpr int WIDEST = 5;                    // tokens of a tile
 constexpr int BLOCK = 256;                   // bytes of a panel
 constexpr int TOKEN = 32;                    // bytes of a token's codes beside them
@@ -324,6 +325,7 @@ void walk_tile(Walk a) {
           LLMR_UNROLL for (int h = 0; h < HALVES; h++) {
             const uint8_t *at = a.w + h / 2 * a.w_panel + h % 2 * 32 + j / 2 * 64;
             weights[h] = part<Dot::KIND>(_mm256_loadu_si256((const __m256i *)at), j % 2);
+            if (T <= FEW && h % 2 == 0 && j % 2 == 0) _mm_prefetch((const char *)(at + AHEAD), _MM_HINT_T0);
           }
           LLMR_UNROLL for (int t = 0; t < T; t++) {
             const __m256i x = broadcast(a.x + TOKEN * t + 4 * j);
