@@ -34,6 +34,9 @@ PROMPT = b"Write a haiku about a pipe."
 LIMITS = {FIRST: 0.35, HELP: 0.12}
 """What these may take of the time of ``import torch``."""
 
+PEER_LIMIT = 1.5
+"""What the first token may take of the other program's time."""
+
 
 def main() -> None:
     """Measure and print."""
@@ -98,6 +101,9 @@ def _show(
         limit = f"   (at most {LIMITS[name]:.2f})" if name in LIMITS else ""
         ratio = median_ms / torch_ms
         print(f"{name:28}{median_ms:8.0f}{min(values):8.0f}   {ratio:.2f}{limit}")
+    if PEER in times_ms:
+        ratio = statistics.median(times_ms[FIRST]) / statistics.median(times_ms[PEER])
+        print(f"first token of the peer's time: {ratio:.2f} (at most {PEER_LIMIT})")
     print("\nto the first token, median ms of each stage")
     for stage in waterfalls[0]:
         print(f"{stage:28}{statistics.median(one[stage] for one in waterfalls):8.1f}")

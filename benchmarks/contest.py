@@ -18,6 +18,10 @@ from work import Facts
 HOG = "while True: pass"
 HOG_START_S = 0.2
 
+TURN_S = 0.2
+"""Pause before each sample: OpenMP's threads go on spinning for some milliseconds when their work
+is done, and would take the next engine's cores."""
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -138,6 +142,7 @@ def run(row: Row, peer_python: str, threads: int, rounds: int) -> Outcome:
 def _take_turns(outcome: Outcome, engines: dict[str, Process], job: Job, *, counts: bool) -> None:
     time.sleep(job.settle_s)
     for name, engine in list(engines.items()):
+        time.sleep(TURN_S)
         try:
             with _hogs(job.hogs):
                 speed = engine.speed(job)

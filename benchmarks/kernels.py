@@ -77,23 +77,26 @@ def main() -> None:
     """Measure and print."""
     options = _options()
     timer = Timer(repeats=3 if options.quick else 7)
+    passes = 1 if options.quick else 3
     clock = clock_hz()
-    backends = usable(options.isa, options.threads)
-    ceilings = _ceilings(next(reversed(backends.values())), clock)
+    names = list(usable(options.isa, options.threads))
+    ceilings = _ceilings(CpuBackend(options.threads), clock)
     about = machine() | ceilings
     show_facts(about)
     barrier_us = _barrier_us(options.threads, timer)
     _show_barrier(barrier_us, options.threads)
-    reports = []
-    for name, backend in backends.items():
-        report = _measure(name, backend, timer)
-        reports.append(report)
+    reports: dict[str, Report] = {}
+    for _ in range(passes):  # neighbours come and go in seconds: no table is made at one moment
+        for name in names:
+            report = _measure(name, options.threads, timer)
+            reports[name] = _better(reports[name], report) if name in reports else report
+    for report in reports.values():
         _show(report, clock, options.threads)
     if options.json:
         document = {
             "schema": "llmrun.kernels/1",
             "machine": about | {"threads": options.threads, "barrier_us": barrier_us},
-            "sets": [asdict(report) for report in reports],
+            "sets": [asdict(report) for report in reports.values()],
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -129,7 +132,11 @@ def _show_barrier(barrier_us: float | None, threads: int) -> None:
     print(f"\nbarrier of {threads} threads: {barrier_us:.2f} us, at most {BARRIER_GATE_US}: {met}")
 
 
-def _measure(isa: str, backend: CpuBackend, timer: Timer) -> Report:
+def _measure(isa: str, threads: int, timer: Timer) -> Report:
+    def fresh() -> CpuBackend:
+        return CpuBackend(threads, isa=isa)  # weights live as long as their backend
+
+    backend = fresh()
     fp32 = [product(backend, timer, "f32", width) for width in YARDSTICK_WIDTHS]
     products = {
         form: {width: product(backend, timer, form, width) for width in WIDTHS} for form in FORMS
@@ -139,9 +146,28 @@ def _measure(isa: str, backend: CpuBackend, timer: Timer) -> Report:
         isa=isa,
         fp32_mac_per_s=max(one.mac_per_s for one in fp32),
         products=products,
-        streamed={form: streamed(backend, timer, form) for form in FORMS},
-        prefill=attend_prefill(backend, timer, DEPTH),
-        decode=attend_decode(backend, timer, DEPTH),
+        streamed={form: streamed(fresh(), timer, form) for form in FORMS},
+        prefill=attend_prefill(fresh(), timer, DEPTH),
+        decode=attend_decode(fresh(), timer, DEPTH),
+    )
+
+
+def _better(one: Report, other: Report) -> Report:
+    """The better of two values in every place."""
+
+    def best(a: Rate, b: Rate) -> Rate:
+        return max(a, b, key=lambda rate: rate.mac_per_s)
+
+    return Report(
+        isa=one.isa,
+        fp32_mac_per_s=max(one.fp32_mac_per_s, other.fp32_mac_per_s),
+        products={
+            form: {w: best(rate, other.products[form][w]) for w, rate in rates.items()}
+            for form, rates in one.products.items()
+        },
+        streamed={form: best(rate, other.streamed[form]) for form, rate in one.streamed.items()},
+        prefill=best(one.prefill, other.prefill),
+        decode=best(one.decode, other.decode),
     )
 
 
@@ -159,6 +185,8 @@ def _show(report: Report, clock: float | None, threads: int) -> None:
             rate = report.products[form][width].mac_per_s
             cells.append(f"{rate / 1e9:.1f}, {_mac(cycles(rate))}, {rate / fp32:.2f} x fp32")
         lines.append(cells)
+    cached = [report.products[form][1].bytes_per_s for form in FORMS]
+    lines.append(["  1 cached", *(f"{rate / 1e9:.1f} GB/s" for rate in cached)])
     lines.append(
         ["  1 streamed", *(f"{report.streamed[f].bytes_per_s / 1e9:.1f} GB/s" for f in FORMS)]
     )

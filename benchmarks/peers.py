@@ -10,6 +10,7 @@ samples that were taken one after the other. benchmarks/README.md says more.
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from llmrun.kernels.cpu.topology import recommended_threads
 def main() -> None:
     """Measure, print, write the JSON."""
     options = _options()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     about = machine() | {"threads": options.threads, "rounds": options.rounds}
     show_facts(about)
     outcomes = []

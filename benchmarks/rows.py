@@ -19,6 +19,17 @@ OURS, THEIRS = "peer_llmrun.py", "peer_llamacpp.py"
 
 
 @dataclass(frozen=True)
+class Size:
+    """Tokens of a prefill and of a decode."""
+
+    prefill: int
+    decode: int
+
+
+FULL, QUICK = Size(512, 128), Size(256, 32)
+
+
+@dataclass(frozen=True)
 class Contender:
     """One engine with one model; ``script`` serves it, ``extra`` are further arguments."""
 
@@ -109,7 +120,7 @@ def rows(names: Sequence[str], models: Models, *, quick: bool) -> Iterator[Row]:
         if ROWS[name] in (_second, _int4) and models.second is None:
             print(f"\n{name}: left out, it needs --model")
         else:
-            yield ROWS[name](models, 32 if quick else 128)
+            yield ROWS[name](models, QUICK if quick else FULL)
 
 
 def fair_share(cores: int, threads: int, hogs: int) -> float:
@@ -122,7 +133,7 @@ def fair_share(cores: int, threads: int, hogs: int) -> float:
     return min(1.0, cores / (threads + hogs)) / min(1.0, cores / threads)
 
 
-def _prefill(tokens: int = 512) -> Job:
+def _prefill(tokens: int) -> Job:
     return Job(f"prefill {tokens}", {"work": "prefill", "tokens": tokens})
 
 
@@ -135,27 +146,29 @@ def _decode(tokens: int, depth: int = 0, sequences: int = 1, hogs: int = 0) -> J
     return Job(name, request | {"depth": depth, "sequences": sequences}, hogs)
 
 
-def _starter(models: Models, tokens: int) -> Row:
+def _starter(models: Models, size: Size) -> Row:
     path = models.starter_file()
     contenders = (
         Contender("as stored", OURS, path),
         Contender("same file", THEIRS, path),
         Contender("its Q4_0", THEIRS, models.requantized(path, "Q4_0")),
     )
-    return Row("starter", path.name, contenders, (_prefill(), _decode(tokens)), 1024)
+    return Row(
+        "starter", path.name, contenders, (_prefill(size.prefill), _decode(size.decode)), 1024
+    )
 
 
-def _second(models: Models, tokens: int) -> Row:
+def _second(models: Models, size: Size) -> Row:
     assert models.second is not None
     contenders = (
         Contender("as stored", OURS, models.second),
         Contender("same file", THEIRS, models.second),
     )
-    jobs = (_prefill(), _decode(tokens))
+    jobs = (_prefill(size.prefill), _decode(size.decode))
     return Row("second", f"{models.second.name}, the same file", contenders, jobs, 1024)
 
 
-def _int4(models: Models, tokens: int) -> Row:
+def _int4(models: Models, size: Size) -> Row:
     assert models.second is not None
     if models.int4 is None:
         made = ("--quant", "int4", "--requantize")
@@ -163,34 +176,34 @@ def _int4(models: Models, tokens: int) -> Row:
     else:
         ours = Contender("int4", OURS, models.int4)
     contenders = (ours, Contender("Q4_K_M", THEIRS, models.second))
-    jobs = (_prefill(), _decode(tokens))
+    jobs = (_prefill(size.prefill), _decode(size.decode))
     return Row("int4", f"{models.second.name} against int4 of it", contenders, jobs, 1024)
 
 
-def _int8(models: Models, tokens: int) -> Row:
+def _int8(models: Models, size: Size) -> Row:
     path = models.starter_file()
     contenders = (
         Contender("int8, groups of 128", OURS, path, ("--quant", "int8", "--requantize")),
         Contender("its Q8_0", THEIRS, models.requantized(path, "Q8_0")),
     )
-    jobs = (_prefill(), _decode(tokens))
+    jobs = (_prefill(size.prefill), _decode(size.decode))
     return Row("int8", f"8 bits, both made of {path.name}", contenders, jobs, 1024)
 
 
-def _depth(models: Models, tokens: int) -> Row:
-    jobs = (_decode(tokens, depth=4096),)
+def _depth(models: Models, size: Size) -> Row:
+    jobs = (_decode(size.decode, depth=4096),)
     return Row("depth", "a long context", _same_file(models), jobs, 4096 + 1024)
 
 
-def _batch(models: Models, tokens: int) -> Row:
-    jobs = (_decode(tokens), _decode(tokens, sequences=4))
+def _batch(models: Models, size: Size) -> Row:
+    jobs = (_decode(size.decode), _decode(size.decode, sequences=4))
     gain = Derived("4 sequences over 1")
     return Row("batch", "sequences together", _same_file(models), jobs, 1024, 4, gain)
 
 
-def _noise(models: Models, tokens: int) -> Row:
-    undisturbed = replace(_decode(tokens), settle_s=SETTLE_S)
-    jobs = (undisturbed, _decode(tokens, hogs=1))
+def _noise(models: Models, size: Size) -> Row:
+    undisturbed = replace(_decode(size.decode), settle_s=SETTLE_S)
+    jobs = (undisturbed, _decode(size.decode, hogs=1))
     share = fair_share(len(os.sched_getaffinity(0)), models.threads, hogs=1)
     derived = Derived(f"speed over its fair share ({share:.2f} of undisturbed)", share)
     return Row("noise", "a busy neighbour", _same_file(models), jobs, 1024, derived=derived)
@@ -201,7 +214,7 @@ def _same_file(models: Models) -> tuple[Contender, ...]:
     return Contender("as stored", OURS, path), Contender("same file", THEIRS, path)
 
 
-ROWS: dict[str, Callable[[Models, int], Row]] = {
+ROWS: dict[str, Callable[[Models, Size], Row]] = {
     "starter": _starter,
     "second": _second,
     "int4": _int4,
@@ -210,4 +223,4 @@ ROWS: dict[str, Callable[[Models, int], Row]] = {
     "batch": _batch,
     "noise": _noise,
 }
-"""Rows by name, in the order they run; each is made from the files and the tokens to decode."""
+"""Rows by name, in the order they run; each is made from the files and the size of the work."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import llmrun.kernels as room
 from llmrun.errors import UnavailableError
-from llmrun.kernels.ops import OPS, WEIGHT_OPS, Backend, BackendInfo
+from llmrun.kernels.ops import OPS, WEIGHT_OPS, Backend, BackendInfo, CpuOptions
 
 PREFERENCE = ("cpu", "reference")
 """Their modules, best first. One that is not named here comes last, in alphabetical order.
@@ -106,11 +106,11 @@ def problem(device: str) -> str | None:
     return "; ".join(reasons)
 
 
-def bind(device: str, threads: int) -> Backend:
+def bind(device: str, threads: int, options: CpuOptions | None = None) -> Backend:
     """Create the backend that serves a device. UnavailableError with every reason if none does."""
     for info in _found():
         if info.available(device) is None:
-            return info.create(device, threads)
+            return info.create(device, threads, options or CpuOptions())
     raise UnavailableError(
         f"device {device} cannot be used ({problem(device)})",
         "use --device cpu, or see `llmrun doctor` for what this machine offers",

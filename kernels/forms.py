@@ -4,10 +4,10 @@ All forms are row-major with K (input features) last and contiguous; N is output
 formulas give the weight in fp32. A form that takes part in arithmetic needs no other description.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.host import DType, HostArray, LaterArray
 
 ROW = 0
 """``group`` value: one group spans the whole row."""
@@ -36,6 +36,27 @@ class Dense:
 
 
 @dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks of a GGUF file that a GroupInt was made from, for backends that read them.
+
+    ``type``: GGUF's number. ``raw``: u8 [rows, bytes of a row]. ``row_blocks``: blocks of a row.
+    ``order``: the row of ``raw`` for each row of the weight; None: as they are. ``check()`` raises
+    the ModelFileError for scales or minima that are not finite; whoever meets some calls it.
+    """
+
+    type: int
+    raw: HostArray
+    row_blocks: int
+    check: Callable[[], object]
+    order: Sequence[int] | None = None
+
+    def rows(self, picked: Sequence[int]) -> "Blocks":
+        """The blocks of some rows of the weight."""
+        order = picked if self.order is None else [self.order[row] for row in picked]
+        return replace(self, order=order)
+
+
+@dataclass(frozen=True, eq=False)
 class GroupInt:
     """Integer codes with a scale per group along K.
 
@@ -44,6 +65,8 @@ class GroupInt:
     ``group`` 16, 32, 64, 128 or ``ROW``; K % group == 0. ``scales`` [N, K/group] (f16, bf16 or
     f32, possibly negative); ``mins`` like ``scales`` or None.
     Weight: ``s * (u - 2**(bits-1))`` without mins, ``s * u + m`` with mins.
+    ``blocks``: the same weight as a GGUF file has it. Then the arrays are unpacked from them when
+    they are first looked at, which a backend that packs weights from blocks never does.
     """
 
     bits: int
@@ -52,6 +75,7 @@ class GroupInt:
     scales: HostArray
     mins: HostArray | None
     shape: tuple[int, int]
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         n, k = self.shape
@@ -136,7 +160,7 @@ def rows(form: Form, order: Iterable[int]) -> Form:
 
     Moves bytes only, so codes and scales stay bit for bit what they were.
     """
-    picked = list(order)
+    picked = order if isinstance(order, list) else list(order)
     if isinstance(form, Dense):
         return Dense(_take(form.w, picked))
     shape = (len(picked), form.shape[1])
@@ -144,17 +168,20 @@ def rows(form: Form, order: Iterable[int]) -> Form:
     if isinstance(form, Lut16):
         return Lut16(form.group, codes, form.table, scales, shape)
     mins = None if form.mins is None else _take(form.mins, picked)
-    return GroupInt(form.bits, form.group, codes, scales, mins, shape)
+    blocks = None if form.blocks is None else form.blocks.rows(picked)
+    return GroupInt(form.bits, form.group, codes, scales, mins, shape, blocks)
 
 
-def _take(array: HostArray, picked: list[int]) -> HostArray:
-    stride = array.nbytes // array.shape[0]
-    out = bytearray(stride * len(picked))
-    for position, row in enumerate(picked):
-        out[position * stride : (position + 1) * stride] = array.data[
-            row * stride : (row + 1) * stride
-        ]
-    return HostArray(array.dtype, (len(picked), *array.shape[1:]), memoryview(out))
+def _take(source: HostArray, picked: Sequence[int]) -> HostArray:
+    stride = source.nbytes // source.shape[0]
+
+    def gathered() -> memoryview:
+        data = source.data
+        return memoryview(
+            bytearray().join([data[row * stride : (row + 1) * stride] for row in picked])
+        )
+
+    return LaterArray(source.dtype, (len(picked), *source.shape[1:]), gathered)
 
 
 def _expect(name: str, array: HostArray, shape: tuple[int, ...], dtypes: tuple[DType, ...]) -> None:

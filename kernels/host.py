@@ -5,8 +5,10 @@ them; a backend turns one into its own array (architecture: "Arrays are opaque")
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 
 class DType(Enum):
@@ -56,6 +58,22 @@ class HostArray:
     def nbytes(self) -> int:
         """Number of bytes."""
         return self.size * self.dtype.bits // 8
+
+
+class LaterArray(HostArray):
+    """An array whose bytes are made when they are first looked at; nobody may need them at all."""
+
+    def __init__(
+        self, dtype: DType, shape: tuple[int, ...], make: Callable[[], memoryview]
+    ) -> None:
+        # The parent is frozen, and its own __init__ wants the bytes.
+        self.__dict__.update(dtype=dtype, shape=shape, _make=make)
+
+    @cached_property
+    def data(self) -> memoryview:
+        """The bytes."""
+        data: memoryview = self.__dict__["_make"]()
+        return data
 
 
 def empty(dtype: DType, shape: tuple[int, ...]) -> HostArray:

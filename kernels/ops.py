@@ -213,6 +213,8 @@ class Backend(Protocol):
     name: str
     device: str
     threads: int
+    isa: str | None
+    """The instruction set its kernels are made for; None if it does not say."""
 
     # --- arrays -------------------------------------------------------------------------------
     def weight(self, form: Form) -> Weight:
@@ -325,14 +327,29 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
+class CpuOptions:
+    """What only native kernels on the CPU can be told.
+
+    ``decode_threads``: for steps of few tokens (None: as many as for long ones). ``isa``: the
+    instruction set by name (None: the best). ``huge_pages``: ask the system for them.
+    """
+
+    decode_threads: int | None = None
+    isa: str | None = None
+    huge_pages: bool = True
+
+
+@dataclass(frozen=True)
 class BackendInfo:
     """What a backend module exports as ``BACKEND``.
 
     ``available(device)`` gives None or the reason; ``supports(op, kind)`` likewise for an op on a
-    storage form's kind; ``create(device, threads)`` imports what is heavy and makes the backend.
+    storage form's kind; ``create(device, threads, options)`` imports what is heavy and makes the
+    backend. It refuses (UnavailableError) an instruction set that it cannot use; the rest of
+    ``CpuOptions`` is advice.
     """
 
     name: str
     available: Callable[[str], str | None]
     supports: Callable[[str, str], str | None]
-    create: Callable[[str, int], Backend]
+    create: Callable[[str, int, CpuOptions], Backend]

@@ -3,16 +3,18 @@
 Scales and minima of the 32-weight types keep their f16 bits. Those of the K types are products of
 two numbers in the file, exact in fp32; by default they are rounded once to f16, which adds about
 5e-7 of relative squared error to Q4_K's weights and 4e-8 to Q6_K's. The work is done by the native
-library, or by torch where there is none (``gguf_torch``); both give the same bytes.
+library, when somebody looks at the arrays, or at once by torch where there is none
+(``kernels.reference.gguf``); both give the same bytes.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llmrun.errors import UnavailableError
 from llmrun.kernels.cpu import gguf as native
-from llmrun.kernels.forms import GroupInt
-from llmrun.kernels.host import DType, HostArray, empty
+from llmrun.kernels.cpu.library import problem
+from llmrun.kernels.forms import Blocks, GroupInt
+from llmrun.kernels.host import DType, HostArray, LaterArray, empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class BlockType:
     mins: bool
     products: bool = False
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the ``GroupInt`` with 16-bit scales, which may be more than the file takes."""
+        return self.bits + 16 * (1 + self.mins) / self.group
+
 
 BLOCK_TYPES: Mapping[str, BlockType] = {
     "Q4_0": BlockType(2, 32, 18, bits=4, group=32, mins=False),
@@ -46,12 +53,17 @@ BLOCK_TYPES: Mapping[str, BlockType] = {
 
 
 def unblock(
-    kind: str, raw: HostArray, shape: tuple[int, int], *, exact: bool = False
-) -> tuple[GroupInt, bool]:
-    """Return the [N, K] weight of ``raw`` (u8, flat, whole rows of blocks) as a storage form, and
-    whether all its scales and minima are finite.
+    kind: str,
+    raw: HostArray,
+    shape: tuple[int, int],
+    refusal: Callable[[GroupInt], Exception],
+    *,
+    exact: bool = False,
+) -> GroupInt:
+    """Return the [N, K] weight of ``raw`` (u8, flat, whole rows of blocks) as a storage form.
 
-    ``exact``: scales and minima of the K types in F32 instead of F16.
+    ``exact``: scales and minima of the K types in F32 instead of F16. Where one of them is not
+    finite, ``refusal(form)`` is raised: now, or when the arrays are first looked at.
     """
     stored = BLOCK_TYPES[kind]
     n, k = shape
@@ -59,13 +71,36 @@ def unblock(
     if k % stored.weights or raw.nbytes != count * stored.nbytes:
         raise ValueError(f"{kind} {shape}: {raw.nbytes} bytes")
     dtype = DType.F32 if exact and stored.products else DType.F16
-    codes = empty(DType.U8, (n, k * stored.bits // 8))
-    scales = empty(dtype, (n, k // stored.group))
-    mins = empty(dtype, (n, k // stored.group)) if stored.mins else None
-    try:
-        finite = native.unpack(stored.number, raw, count, codes, scales, mins) == 0
-    except UnavailableError:
-        from llmrun.quant import gguf_torch
+    wide, narrow = (n, k * stored.bits // 8), (n, k // stored.group)
 
-        finite = gguf_torch.unpack(kind, raw, count, codes, scales, mins)
-    return GroupInt(stored.bits, stored.group, codes, scales, mins, shape), finite
+    @functools.cache
+    def unpacked() -> GroupInt:
+        mins = empty(dtype, narrow) if stored.mins else None
+        arrays = empty(DType.U8, wide), empty(dtype, narrow), mins
+        form = GroupInt(stored.bits, stored.group, *arrays, shape)
+        if problem() is None:
+            finite = native.unpack(stored.number, raw, count, *arrays) == 0
+        else:
+            from llmrun.kernels.reference import gguf as with_torch
+
+            finite = with_torch.unpack(kind, raw, count, *arrays)
+        if not finite:
+            raise refusal(form)
+        return form
+
+    if problem() is not None:
+        return unpacked()
+    return GroupInt(
+        stored.bits,
+        stored.group,
+        LaterArray(DType.U8, wide, lambda: unpacked().codes.data),
+        LaterArray(dtype, narrow, lambda: unpacked().scales.data),
+        LaterArray(dtype, narrow, lambda: unpacked().arrays["mins"].data) if stored.mins else None,
+        shape,
+        Blocks(
+            stored.number,
+            HostArray(DType.U8, (n, raw.nbytes // n), raw.data),
+            k // stored.weights,
+            unpacked,
+        ),
+    )

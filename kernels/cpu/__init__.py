@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from llmrun.kernels.ops import Backend, BackendInfo
+from llmrun.kernels.ops import Backend, BackendInfo, CpuOptions
 
 
 def _available(device: str) -> str | None:
@@ -19,11 +19,17 @@ def _supports(op: str, kind: str) -> str | None:
     return refusal(kind)
 
 
-def _create(device: str, threads: int) -> Backend:
+def _create(device: str, threads: int, options: CpuOptions) -> Backend:
     from llmrun.kernels.cpu.backend import CpuBackend
 
     # A backend takes only the handles it made itself, which is narrower than the contract's types.
-    return cast(Backend, CpuBackend(threads))
+    backend = CpuBackend(
+        threads,
+        decode_threads=options.decode_threads or 0,
+        isa=options.isa,
+        huge_pages=options.huge_pages,
+    )
+    return cast(Backend, backend)
 
 
 BACKEND = BackendInfo("cpu", _available, _supports, _create)

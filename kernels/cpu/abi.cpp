@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "dispatch.h"
-#include "pack.h"
 #include "pick.h"
 #include "pool.h"
 
@@ -32,8 +31,8 @@ LLMR_API int32_t llmr_abi_version() { return LLMR_ABI; }
 
 // Sizes of the shared structures, in the order of abi.h, so that Python can compare its own.
 LLMR_API void llmr_abi_sizes(int32_t *sizes) {
-  const int32_t all[] = {sizeof(llmr_weight), sizeof(llmr_kv),           sizeof(llmr_span),       sizeof(llmr_step),
-                         sizeof(llmr_instr),  sizeof(llmr_pick_request), sizeof(llmr_pick_result)};
+  const int32_t all[] = {sizeof(llmr_weight), sizeof(llmr_source),       sizeof(llmr_kv),         sizeof(llmr_span),
+                         sizeof(llmr_step),   sizeof(llmr_instr),        sizeof(llmr_pick_request), sizeof(llmr_pick_result)};
   memcpy(sizes, all, sizeof all);
 }
 
@@ -72,14 +71,6 @@ LLMR_API int32_t llmr_run(llmr_context *context, const llmr_instr *program, int3
                           int32_t most) {
   if (!alive(context)) return 0;
   context->pool->run({program, length, step}, most);
-  return context->pool->active();
-}
-
-// Packs a weight whose fields and arrays are set, from the row-major arrays of its storage form.
-LLMR_API int32_t llmr_pack(llmr_context *context, const llmr_weight *weight, const void *codes, const void *scales,
-                           const void *mins) {
-  if (!alive(context)) return 0;
-  context->pool->pack(*weight, {static_cast<const uint8_t *>(codes), scales, mins});
   return context->pool->active();
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LLMR_ABI 1  // raised with every change below; Python refuses a library of another number
+#define LLMR_ABI 2  // raised with every change below; Python refuses a library of another number
 
 #if defined(_WIN32)
 #define LLMR_API extern "C" __declspec(dllexport)
@@ -37,6 +37,17 @@ struct llmr_weight {
   void *scales;
   void *mins;          // null: none
   const float *table;  // LUT4: 16 values
+};
+
+// Where a weight comes from. Its row r is row order[r] there (order null: row r).
+struct llmr_source {
+  int32_t gguf;        // GGUF's number of a type of blocks (gguf.h); -1: rows as in kernels/forms.py
+  int32_t row_blocks;  // GGUF: blocks of a row
+  int64_t row_bytes;   // from one row of codes, or of blocks, to the next
+  const void *codes;   // DENSE: the numbers; GGUF: the blocks, which hold scales and minima too
+  const void *scales;
+  const void *mins;
+  const int32_t *order;
 };
 
 // Keys and values of one layer: [slot][kv head][position][dh] of `type` (F16 or F32) each.

@@ -1,9 +1,9 @@
 """The structures of ``abi.h`` for ctypes; ``library`` checks that both have the same sizes."""
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-VERSION = 1
+VERSION = 2
 """``LLMR_ABI`` of the library this package works with."""
 
 F16, BF16, F32 = 0, 1, 2
@@ -28,6 +28,20 @@ class Weight(ctypes.Structure):
         ("scales", c_void_p),
         ("mins", c_void_p),
         ("table", c_void_p),
+    )
+
+
+class Source(ctypes.Structure):
+    """``llmr_source``."""
+
+    _fields_ = (
+        ("gguf", c_int32),
+        ("row_blocks", c_int32),
+        ("row_bytes", c_int64),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("mins", c_void_p),
+        ("order", c_void_p),
     )
 
 
@@ -119,5 +133,5 @@ class PickResult(ctypes.Structure):
     )
 
 
-STRUCTURES = (Weight, Kv, Span, Step, Instr, PickRequest, PickResult)
+STRUCTURES = (Weight, Source, Kv, Span, Step, Instr, PickRequest, PickResult)
 """In the order of ``llmr_abi_sizes``."""

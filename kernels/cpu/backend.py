@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from llmrun.errors import InternalError, UnavailableError
 from llmrun.kernels.cpu import abi
 from llmrun.kernels.cpu.arrays import CpuArray, CpuKvLayer, CpuStep
-from llmrun.kernels.cpu.library import library
+from llmrun.kernels.cpu.library import library, usable_isas
 from llmrun.kernels.cpu.memory import Arena, Block, address_of
 from llmrun.kernels.cpu.program import Program
 from llmrun.kernels.cpu.sampling import Picker
-from llmrun.kernels.cpu.weights import TYPES, CpuWeight, pack
+from llmrun.kernels.cpu.weights import TYPES, CpuWeight, Packer
 from llmrun.kernels.forms import Form, GroupInt
 from llmrun.kernels.host import DType, HostArray, empty
 from llmrun.kernels.ops import (
@@ -37,8 +37,9 @@ PROBE_REPEATS = 5
 class CpuBackend:
     """Native kernels on the CPU with a pool of ``threads`` threads.
 
-    ``isa`` names an instruction set (None: the best); ``huge_pages`` asks for huge pages;
-    ``replay`` False runs every op by itself.
+    ``decode_threads``: for steps of at most FEW_TOKENS tokens; 0: as many as for others. ``isa``
+    names an instruction set (None: the best); ``huge_pages`` asks for huge pages; ``replay`` False
+    runs every op by itself.
     """
 
     name = "cpu"
@@ -56,16 +57,18 @@ class CpuBackend:
         self.threads = threads
         self.decode_threads = decode_threads
         self._library = library()
-        context = self._library.llmr_create(threads, (isa or "").encode("ascii"))
+        most = max(threads, decode_threads)
+        context = self._library.llmr_create(most, (isa or "").encode("ascii", "replace"))
         if not context:
             raise UnavailableError(
                 f"the instruction set {isa!r} cannot be used on this machine",
-                "leave --cpu-isa out for the best one",
+                f"leave --cpu-isa out for the best one, or use one of: {', '.join(usable_isas())}",
             )
         self._context: int = context
+        self._prefill_threads = threads if threads < most else 0
         weakref.finalize(self, self._library.llmr_destroy, context)
         self.isa: str = self._library.llmr_context_isa(context).decode("ascii")
-        self._arena = Arena(huge=huge_pages)
+        self._packer = Packer(Arena(huge=huge_pages), threads)
         self._replay = replay
         self._vectors: dict[int, CpuArray] = {}
         self._constants: dict[object, object] = {}
@@ -75,7 +78,7 @@ class CpuBackend:
     # --- arrays -------------------------------------------------------------------------------
     def weight(self, form: Form) -> CpuWeight:
         """Take over a 2-D weight in any form but 4-bit codes in groups of 16."""
-        return pack(form, self._arena, self._context)
+        return self._packer.add(form)
 
     def vector(self, host: HostArray) -> CpuArray:
         """A norm weight or bias as fp32."""
@@ -110,7 +113,8 @@ class CpuBackend:
         return None
 
     def synchronize(self) -> None:
-        """Every call has ended when it returns."""
+        """Pack the weights that still wait; every other call has ended when it returns."""
+        self._packer.finish()
 
     # --- running ------------------------------------------------------------------------------
     def run_layers(
@@ -124,11 +128,14 @@ class CpuBackend:
         """Run the ops that ``emit`` issues; recorded for this cache and key, then replayed."""
         if not self._replay or not kv:
             return not any(interrupt() for _ in emit())
-        program = kv[0].programs.setdefault(key, Program())
-        assert isinstance(program, Program)
-        if program.is_ready:
-            few = step.native.n_tokens <= FEW_TOKENS
-            return program.replay(lambda first, n: self._run(first, n, step), interrupt, whole=few)
+        program = kv[0].programs.get(key)
+        if program is None:
+            program = kv[0].programs[key] = Program()
+        if program.whole is not None:
+            if step.native.n_tokens <= FEW_TOKENS:
+                self._run(*program.whole, step)
+                return True
+            return program.replay(lambda first, n: self._run(first, n, step), interrupt)
         self._recording = program
         try:
             return program.record(emit(), interrupt)
@@ -136,8 +143,9 @@ class CpuBackend:
             self._recording = None
 
     def _run(self, first: int, length: int, step: CpuStep) -> None:
+        self._packer.finish()
         few = step.native.n_tokens <= FEW_TOKENS
-        most = self.decode_threads if few else 0
+        most = self.decode_threads if few else self._prefill_threads
         if not self._library.llmr_run(self._context, first, length, step.native, most):
             raise InternalError(
                 "the threads of the CPU kernels could not be started",
@@ -326,8 +334,9 @@ class CpuBackend:
         n_tokens = 256
         codes = HostArray(DType.U8, (n, k // 2), memoryview(bytearray(b"\x97") * (n * k // 2)))
         form = GroupInt(4, 32, codes, empty(DType.F16, (n, k // 32)), None, (n, k))
-        arena = Arena(huge=True)
-        weight = pack(form, arena, self._context)
+        packer = Packer(Arena(huge=True), self.threads)
+        weight = packer.add(form)
+        packer.finish()
         x, h = self.empty((n_tokens, k)), self.empty((n_tokens, n))
         step = self.step(n_tokens)
         step.native.n_tokens = n_tokens

@@ -1,6 +1,6 @@
 """Blocks of GGUF files to the arrays of a storage form, by the native library (gguf.h).
 
-The call works on one thread and lets go of Python's lock meanwhile, so a caller may give rows of
+``unpack`` works on one thread and lets go of Python's lock meanwhile, so a caller may give rows of
 one weight to several threads. Nothing is imported but ctypes.
 """
 

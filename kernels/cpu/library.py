@@ -13,7 +13,18 @@ from pathlib import Path
 
 import llmrun.kernels.cpu as package
 from llmrun.errors import UnavailableError
-from llmrun.kernels.cpu.abi import STRUCTURES, VERSION, PickRequest, PickResult, Step, Weight
+from llmrun.kernels.cpu.abi import (
+    STRUCTURES,
+    VERSION,
+    PickRequest,
+    PickResult,
+    Source,
+    Step,
+    Weight,
+)
+
+ISAS = ("base", "avx2", "avxvnni", "avx512", "amx")
+"""Names of the instruction sets the library may have kernels for (dispatch.cpp)."""
 
 NEXT_STEP = (
     "install a C++ compiler and llmrun again (pip install --force-reinstall --no-deps llmrun-cli), "
@@ -72,6 +83,17 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+def usable_isas() -> list[str]:
+    """Instruction sets that this machine can run, the plainest first."""
+    usable = []
+    for name in ISAS:
+        context = library().llmr_create(1, name.encode("ascii"))
+        if context:
+            library().llmr_destroy(context)
+            usable.append(name)
+    return usable
+
+
 def _declare(lib: ctypes.CDLL) -> None:
     context, memory = c_void_p, c_void_p
     signatures: dict[str, tuple[object, list[object]]] = {
@@ -80,7 +102,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "llmr_destroy": (None, [context]),
         "llmr_context_isa": (c_char_p, [context]),
         "llmr_run": (c_int32, [context, memory, c_int32, POINTER(Step), c_int32]),
-        "llmr_pack": (c_int32, [context, POINTER(Weight), memory, memory, memory]),
+        "llmr_pack": (c_int32, [POINTER(POINTER(Weight)), POINTER(Source), c_int32, c_int32]),
         "llmr_pick": (c_int32, [context, memory, POINTER(PickRequest), POINTER(PickResult)]),
         "llmr_read": (c_int32, [context, memory, c_uint64]),
         "llmr_alloc": (memory, [c_uint64, c_int32]),

@@ -1,17 +1,10 @@
-// Storage forms (kernels/forms.py) into panels of 16 rows.
+// Weights into panels of 16 rows, from storage forms (kernels/forms.py) or GGUF's blocks.
 #pragma once
 #include "abi.h"
 
-namespace llmr {
-
-// Row-major arrays of a storage form. codes as in kernels/forms.py: for Dense the weight itself.
-struct RowMajor {
-  const uint8_t *codes;
-  const void *scales;
-  const void *mins;
-};
-
-// Packs panels p0..p1 of `weight`, whose arrays are allocated and whose fields are set.
-void pack_panels(const llmr_weight &weight, const RowMajor &from, int p0, int p1);
-
-}  // namespace llmr
+// Packs n weights, whose arrays are allocated and whose fields are set, with `threads` threads that
+// end with the call: a weight is too little work to wait for each other after it. Returns 0 if all is
+// well, -1 without memory, and i > 0 if the blocks of weights[i - 1] hold scales or minima that are
+// not finite (the first such weight).
+LLMR_API int32_t llmr_pack(const llmr_weight *const *weights, const llmr_source *sources, int32_t n,
+                           int32_t threads);

@@ -253,22 +253,6 @@ void Pool::run(const Job &job, int most) {
   if (wanted > 1) watch_neighbours(job.step->n_tokens);
 }
 
-void Pool::pack(const llmr_weight &weight, const RowMajor &from) {
-  struct Work {
-    const llmr_weight &weight;
-    const RowMajor &from;
-  } work = {weight, from};
-  task_ = [](Worker &worker, const void *what) {
-    const Work &work = *static_cast<const Work *>(what);
-    constexpr int BLOCK = 8;  // panels
-    for (int p = worker.take() * BLOCK; p < work.weight.panels; p = worker.take() * BLOCK)
-      pack_panels(work.weight, work.from, p, p + BLOCK < work.weight.panels ? p + BLOCK : work.weight.panels);
-    worker.barrier();
-  };
-  what_ = &work;
-  start(n_);
-}
-
 void Pool::read(const void *memory, uint64_t bytes) {
   struct Work {
     const uint8_t *memory;

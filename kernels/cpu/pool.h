@@ -6,7 +6,6 @@
 #include <atomic>
 
 #include "kernels.h"
-#include "pack.h"
 
 namespace llmr {
 
@@ -42,9 +41,6 @@ class Pool {
 
   // Runs a program with at most `most` workers and returns when it is done.
   void run(const Job &job, int most);
-
-  // Packs all panels of a weight.
-  void pack(const llmr_weight &weight, const RowMajor &from);
 
   // Reads memory once.
   void read(const void *memory, uint64_t bytes);

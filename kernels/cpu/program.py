@@ -28,18 +28,18 @@ Run = Callable[[int, int], None]
 
 
 class Program:
-    """Instructions in the order of the ops, cut into segments (layers)."""
+    """Instructions in the order of the ops, cut into segments (layers).
+
+    ``whole`` is None until it can be replayed: then the address of its first instruction and how
+    many there are, for a step that nobody interrupts.
+    """
 
     def __init__(self) -> None:
+        self.whole: tuple[int, int] | None = None
         self._recorded: list[abi.Instr] = []
         self._ends: list[int] = []
         self._bytes: bytes | None = None
         self._array: ctypes.Array[abi.Instr] | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be replayed."""
-        return self._array is not None
 
     def add(self, instr: abi.Instr) -> None:
         """Append an instruction while recording."""
@@ -57,13 +57,10 @@ class Program:
         self._seal()
         return True
 
-    def replay(self, run: Run, interrupt: Callable[[], bool], *, whole: bool) -> bool:
-        """Run it again; False if interrupted between segments. ``whole``: in one call."""
-        assert self._array is not None
-        address = ctypes.addressof(self._array)
-        if whole:
-            run(address, len(self._array))
-            return True
+    def replay(self, run: Run, interrupt: Callable[[], bool]) -> bool:
+        """Run it again; False if interrupted after a segment."""
+        assert self.whole is not None
+        address, _ = self.whole
         start = 0
         for end in self._ends:
             run(address + start * INSTR_BYTES, end - start)
@@ -84,6 +81,8 @@ class Program:
                 "please report this; --device cpu with the torch kernels still works",
             )
         self._array = array
+        self.whole = (ctypes.addressof(array), len(array))
+        self._recorded = []
 
     def _first_difference(self, recorded: bytes) -> str:
         assert self._bytes is not None

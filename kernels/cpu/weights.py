@@ -1,18 +1,28 @@
-"""Weights of the CPU backend: storage forms packed into panels of 16 rows (docs/cpu-kernels.md)."""
+"""Weights of the CPU backend: storage forms packed into panels of 16 rows (docs/cpu-kernels.md).
+
+Packing is put off until enough weights have come for all threads to work on them without waiting
+for each other, and without Python's lock: meanwhile the tokenizer is built. Weights of GGUF files
+are packed from the blocks of the file, so no other copy of them is ever made.
+"""
 
 import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_int32, pointer
 from dataclasses import dataclass
 
-from llmrun.errors import UnavailableError
+from llmrun.errors import DoesNotFitError, UnavailableError
 from llmrun.kernels.cpu import abi
 from llmrun.kernels.cpu.library import library
 from llmrun.kernels.cpu.memory import Arena, address_of
 from llmrun.kernels.forms import ROW, Dense, Form, GroupInt, Lut16
-from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.host import DType
 
 ROWS = 16
 ROW_PADDING = 128
 """Columns are padded to a multiple of this where one scale covers the whole row."""
+
+BATCH_BYTES = 128 << 20
+"""Packed when so many bytes wait: what waits may be memory that packing sets free."""
 
 TYPES = {DType.F16: abi.F16, DType.BF16: abi.BF16, DType.F32: abi.F32}
 
@@ -32,26 +42,54 @@ class CpuWeight:
         return ctypes.addressof(self.native)
 
 
-def pack(form: Form, arena: Arena, context: int) -> CpuWeight:
-    """Pack a 2-D weight. UnavailableError for a form no kernel serves."""
-    n, k = form.shape
-    native = _describe(form, n, k)
-    padded = native.panels * ROWS
-    parts = {"codes": _code_bytes(native)}
-    scale_bytes = 4 if native.type == abi.F32 else 2
-    if native.kind != abi.DENSE:
-        parts["scales"] = padded * (native.k_padded // native.group) * scale_bytes
-    if isinstance(form, GroupInt) and form.mins is not None:
-        parts["mins"] = parts["scales"]
-    if isinstance(form, Lut16):
-        parts["table"] = 64
-    for name, nbytes in parts.items():
-        setattr(native, name, arena.take(nbytes))
-    sources = [(None, None) if a is None else address_of(a) for a in _arrays(form)]
-    library().llmr_pack(context, native, *(address for address, _ in sources))
-    if isinstance(form, Lut16):
-        ctypes.memmove(native.table, bytes(form.table.data), 64)
-    return CpuWeight((n, k), sum(parts.values()), form.kind, native)
+class Packer:
+    """Packs weights with ``threads`` threads into memory of the arena.
+
+    What ``add`` returns may be pointed at, but it holds nothing before ``finish``. Either raises
+    ModelFileError for blocks that hold numbers which are not finite.
+    """
+
+    def __init__(self, arena: Arena, threads: int) -> None:
+        self._arena = arena
+        self._threads = threads
+        self._waiting: list[tuple[CpuWeight, Form]] = []
+        self._waiting_bytes = 0
+
+    def add(self, form: Form) -> CpuWeight:
+        """Take over a 2-D weight. UnavailableError for a form no kernel serves."""
+        native = _describe(form, *form.shape)
+        parts = _part_bytes(native, form)
+        for name, nbytes in parts.items():
+            setattr(native, name, self._arena.take(nbytes))
+        weight = CpuWeight((native.n, native.k), sum(parts.values()), form.kind, native)
+        if isinstance(form, Lut16):
+            ctypes.memmove(native.table, bytes(form.table.data), parts["table"])
+        self._waiting.append((weight, form))
+        self._waiting_bytes += weight.nbytes
+        if self._waiting_bytes >= BATCH_BYTES:
+            self.finish()
+        return weight
+
+    def finish(self) -> None:
+        """Pack what waits. DoesNotFitError without memory."""
+        if not self._waiting:
+            return
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        count = len(waiting)
+        sources, alive = (abi.Source * count)(), []
+        for (_, form), source in zip(waiting, sources, strict=True):
+            alive.append(_fill(source, form))
+        weights = (POINTER(abi.Weight) * count)(*(pointer(weight.native) for weight, _ in waiting))
+        result = library().llmr_pack(weights, sources, count, self._threads)
+        if result < 0:
+            raise DoesNotFitError(
+                "there is no memory to pack weights with", "use a smaller model or close programs"
+            )
+        if result > 0:
+            damaged = waiting[result - 1][1]
+            assert isinstance(damaged, GroupInt)
+            assert damaged.blocks is not None
+            damaged.blocks.check()
 
 
 def refusal(kind: str) -> str | None:
@@ -85,14 +123,45 @@ def _describe(form: Form, n: int, k: int) -> abi.Weight:
     return native
 
 
-def _arrays(form: Form) -> tuple[HostArray, HostArray | None, HostArray | None]:
-    if isinstance(form, Dense):
-        return form.w, None, None
-    return form.codes, form.scales, form.mins if isinstance(form, GroupInt) else None
+def _part_bytes(native: abi.Weight, form: Form) -> dict[str, int]:
+    """Bytes of each array of a packed weight."""
+    parts = {"codes": _code_bytes(native)}
+    if native.kind != abi.DENSE:
+        scale_bytes = 4 if native.type == abi.F32 else 2
+        parts["scales"] = native.panels * ROWS * (native.k_padded // native.group) * scale_bytes
+    if isinstance(form, GroupInt) and form.mins is not None:
+        parts["mins"] = parts["scales"]
+    if isinstance(form, Lut16):
+        parts["table"] = 64
+    return parts
+
+
+def _fill(source: abi.Source, form: Form) -> Sequence[object]:
+    """Say where a weight comes from; returns what must stay alive until it is packed."""
+    blocks = form.blocks if isinstance(form, GroupInt) else None
+    if blocks is None:
+        source.gguf = -1
+        arrays = dict(form.arrays)
+        codes = arrays.pop("w" if isinstance(form, Dense) else "codes")
+        arrays.pop("table", None)
+    else:
+        source.gguf, source.row_blocks = blocks.type, blocks.row_blocks
+        codes, arrays = blocks.raw, {}
+    source.row_bytes = codes.nbytes // codes.shape[0]
+    source.codes, *alive = address_of(codes)
+    for name, array in arrays.items():
+        address, owner = address_of(array)
+        setattr(source, name, address)
+        alive.append(owner)
+    if blocks is not None and blocks.order is not None:
+        order = (c_int32 * len(blocks.order))(*blocks.order)
+        source.order = ctypes.addressof(order)
+        alive.append(order)
+    return alive
 
 
 def _code_bytes(native: abi.Weight) -> int:
-    columns = native.panels * ROWS * native.k_padded
+    columns: int = native.panels * ROWS * native.k_padded
     if native.kind == abi.DENSE:
         return columns * (4 if native.type == abi.F32 else 2)
-    return int(columns if native.kind == abi.W8 else columns // 2)
+    return columns if native.kind == abi.W8 else columns // 2

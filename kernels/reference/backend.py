@@ -35,6 +35,7 @@ class TorchBackend:
     """Plain torch in fp32 on ``cpu`` or ``cuda``; the contract is ``kernels.ops.Backend``."""
 
     name = "reference"
+    isa: str | None = None
 
     def __init__(self, device: str, threads: int) -> None:
         self.device = device

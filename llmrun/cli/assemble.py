@@ -19,14 +19,14 @@ from llmrun.cli.conversation import Conversation, open_conversation
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import Source, open_source
-from llmrun.cli.threads import usable_processors
+from llmrun.cli.threads import ThreadChoice, choose_threads
 from llmrun.engine.cache import KvCache
 from llmrun.engine.sampler import SamplingOptions
 from llmrun.errors import UnavailableError
 from llmrun.kernels import dispatch
 from llmrun.kernels.forms import Form
 from llmrun.kernels.host import DType
-from llmrun.kernels.ops import KV_FORMS, Backend
+from llmrun.kernels.ops import KV_FORMS, Backend, CpuOptions
 from llmrun.model.decoder import Decoder, build
 from llmrun.model.spec import DecoderSpec
 from llmrun.quant.audit import Coverage, CoverageBuilder
@@ -50,7 +50,7 @@ BUILD = "tokenizer+weights"
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the user asked for. ``ctx`` and ``threads`` None: decided here and said.
+    """What the user asked for. ``ctx`` and threads None: decided here and said.
 
     ``chat``: the template will be used, so its process starts while the weights load.
     """
@@ -61,6 +61,10 @@ class LoadOptions:
     ctx: int | None = None
     kv: str = "auto"
     threads: int | None = None
+    threads_prefill: int | None = None
+    threads_decode: int | None = None
+    huge_pages: bool = True
+    cpu_isa: str | None = None
     revision: str | None = None
     requantize: bool = False
     allow_partial: bool = False
@@ -119,9 +123,17 @@ class LoadedModel:
         self.template.close()
 
 
-def load(options: LoadOptions, settings: Settings, progress: Progress) -> LoadedModel:
-    """Load a model ready to answer. Every refusal is an LlmrunError with its exit code."""
-    process = renderer(RenderLimits())
+def load(
+    options: LoadOptions,
+    settings: Settings,
+    progress: Progress,
+    process: RenderProcess | None = None,
+) -> LoadedModel:
+    """Load a model ready to answer. Every refusal is an LlmrunError with its exit code.
+
+    ``process``: from ``template.renderer``, perhaps started; closed with the model.
+    """
+    process = process or renderer(RenderLimits())
     if options.chat:
         process.start()  # first of all, for it takes as long as much of what follows
     try:
@@ -138,8 +150,9 @@ def _load(
     clock = _Stopwatch()
     kv_form = _kv_form(options.kv)
     device = dispatch.choose_device(options.device)
-    usable = usable_processors()
-    backend = dispatch.bind(device, min(options.threads or usable, usable))
+    threads = choose_threads(options.threads, options.threads_prefill, options.threads_decode)
+    cpu = CpuOptions(threads.decode, options.cpu_isa, options.huge_pages)
+    backend = dispatch.bind(device, threads.prefill, cpu)
     clock.lap("bind")
     local = fetch_model(options.model, settings, progress, options.revision)
     clock.lap("fetch")
@@ -172,8 +185,7 @@ def _load(
     clock.lap(BUILD)
     if coverage.partial:
         notes.append(_partial_note(coverage))
-    if options.threads is not None and options.threads > usable:
-        notes.append(f"--threads {options.threads} is cut to {usable}: more only wait for others")
+    notes += threads.notes
     return LoadedModel(
         local=local,
         scheme=choice.name,
@@ -189,7 +201,7 @@ def _load(
         kv_form=kv_form,
         times=LoadTimes(clock.parts_ms, beside_ms),
         notes=tuple(notes),
-        decisions=(choice.note, *_decisions(options, source, backend)),
+        decisions=(choice.note, *_decisions(options, source, backend, threads)),
         stops=conversation.stops,
         template_note=conversation.template_note,
     )
@@ -208,12 +220,12 @@ def _fit(
     choice: Choice, source: Source, backend: Backend, kv_form: str, options: LoadOptions
 ) -> tuple[int, list[str]]:
     planned = plan_weights(choice, source, resident=True)
-    stored = source.stored_bytes()
+    kept = source.kept_bytes()
     total = 0.0
     for name, (_, shape, kind) in weights_to_plan(choice, source).items():
         scheme = planned[name].scheme
         if scheme is None:
-            total += stored[name]
+            total += kept[name]
         else:
             n, k = shape
             total += n * k * find(scheme).bits_per_weight((n, k), DType[kind.upper()]) / 8
@@ -238,6 +250,7 @@ def _build(
     coverage = CoverageBuilder(asked)
     counted = _counted(choice, source, planned, coverage, stopped)
     decoder = build(source.binding.spec, source.tensors(counted), backend)
+    backend.synchronize()  # a backend may have put work on the weights off
     return decoder, coverage.finish(allow_partial=options.allow_partial)
 
 
@@ -270,12 +283,23 @@ def _kv_form(wanted: str) -> str:
     )
 
 
-def _decisions(options: LoadOptions, source: Source, backend: Backend) -> list[str]:
+def _decisions(
+    options: LoadOptions, source: Source, backend: Backend, threads: ThreadChoice
+) -> list[str]:
     decisions = [f"{name} left out: {why}" for name, why in source.binding.unused.items()]
     if options.device == "auto":
-        kernels = f"{backend.name} kernels, {backend.threads} threads"
-        decisions.append(f"device {backend.device} ({kernels})")
+        decisions.append(f"device {backend.device} ({kernels_of(backend)})")
+    if backend.device == "cpu":
+        decode = (
+            "" if threads.decode in (None, threads.prefill) else f", {threads.decode} to decode"
+        )
+        decisions.append(f"{threads.prefill} threads{decode} ({threads.why})")
     return decisions
+
+
+def kernels_of(backend: Backend) -> str:
+    """Which kernels compute, in words."""
+    return f"{backend.name} kernels{f' for {backend.isa}' if backend.isa else ''}"
 
 
 def _partial_note(coverage: Coverage) -> str:

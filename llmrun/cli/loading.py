@@ -5,19 +5,27 @@ from dataclasses import replace
 
 from llmrun.cli import assemble
 from llmrun.cli.assemble import LoadedModel, LoadOptions
-from llmrun.cli.options import ModelOptions, PromptFlags, SamplingFlags
+from llmrun.cli.options import HugePages, ModelOptions, PromptFlags, SamplingFlags
 from llmrun.cli.progress import activity, for_session
 from llmrun.cli.session import Session
 from llmrun.engine.sampler import SamplingOptions
 from llmrun.errors import UnavailableError
 from llmrun.store.model import LocalModel
 from llmrun.text.decode_input import clean_text
+from llmrun.text.render_process import RenderProcess
 
 
 def load(
-    session: Session, name: str, options: ModelOptions, prompting: PromptFlags | None = None
+    session: Session,
+    name: str,
+    options: ModelOptions,
+    prompting: PromptFlags | None = None,
+    process: RenderProcess | None = None,
 ) -> LoadedModel:
-    """Load the model. UnavailableError for a scheme nobody knows, before anything is fetched."""
+    """Load the model. UnavailableError for a scheme nobody knows, before anything is fetched.
+
+    ``process``: to render the template, if it was made already.
+    """
     check_scheme(options.quant)
     wanted = LoadOptions(
         model=name,
@@ -26,6 +34,10 @@ def load(
         ctx=options.ctx or None,
         kv=options.kv,
         threads=options.threads,
+        threads_prefill=options.threads_prefill,
+        threads_decode=options.threads_decode,
+        huge_pages=options.hugepages is HugePages.ON,
+        cpu_isa=options.cpu_isa,
         revision=options.revision,
         requantize=options.requantize,
         allow_partial=options.allow_partial,
@@ -33,7 +45,7 @@ def load(
         chat=prompting is not None and not prompting.raw,
     )
     with activity(session, f"loading {name} ..."):
-        loaded = assemble.load(wanted, session.settings, for_session(session))
+        loaded = assemble.load(wanted, session.settings, for_session(session), process)
     for note in loaded.notes:
         session.say(f"note: {note}")
     if loaded.template_note and not (prompting and prompting.raw):

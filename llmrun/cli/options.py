@@ -36,6 +36,13 @@ class Sanitize(StrEnum):
     NEVER = "never"
 
 
+class HugePages(StrEnum):
+    """Whether the system is asked for huge pages (it may have none)."""
+
+    ON = "on"
+    OFF = "off"
+
+
 def context_size(value: object) -> int:
     """``--ctx``: tokens; 0 stands for ``auto`` (None would mean that nothing was given)."""
     text = str(value)
@@ -134,7 +141,23 @@ class ModelOptions:
         ),
     ] = "auto"
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, metavar="N", help="Threads on the CPU.")
+        int | None,
+        typer.Option("--threads", min=-1, metavar="N", help="Threads on the CPU; 0 or -1: auto."),
+    ] = None
+    threads_prefill: Annotated[
+        int | None,
+        typer.Option("--threads-prefill", min=-1, metavar="N", help="Of them for the prompt."),
+    ] = None
+    threads_decode: Annotated[
+        int | None,
+        typer.Option("--threads-decode", min=-1, metavar="N", help="Of them for further tokens."),
+    ] = None
+    hugepages: Annotated[
+        HugePages, typer.Option("--hugepages", help="Weights in huge pages.", hidden=True)
+    ] = HugePages.ON
+    cpu_isa: Annotated[
+        str | None,
+        typer.Option("--cpu-isa", metavar="NAME", help="Instruction set.", hidden=True),
     ] = None
     revision: Revision = None
 

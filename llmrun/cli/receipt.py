@@ -65,6 +65,7 @@ def receipt(result: Result) -> Json:
         "bits_per_weight": loaded.coverage.total.bits_per_weight,
         "device": loaded.backend.device,
         "kernels": loaded.backend.name,
+        "isa": loaded.backend.isa,
         "threads": loaded.backend.threads,
         "context": loaded.context,
         "kv": loaded.kv_form,

@@ -1,13 +1,15 @@
 """A fetched model with its headers read and matched to a decoder: nothing loaded yet."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.formats.checkpoint import Checkpoint
+from llmrun.formats.checkpoint import Checkpoint, TensorInfo
 from llmrun.formats.open import open_checkpoint
 from llmrun.kernels.forms import Form
 from llmrun.model.binding import Binding, bind_gguf, bind_huggingface
+from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import DENSE_KINDS
 from llmrun.quant.roles import Role
 
@@ -35,10 +37,13 @@ class Source:
             found[canonical] = (parameter.role, parameter.shape, info.kind.lower())
         return found
 
-    def stored_bytes(self) -> dict[str, int]:
-        """Bytes each parameter takes in the file, by canonical name."""
+    def kept_bytes(self) -> dict[str, int]:
+        """Bytes each parameter takes in memory if it is kept as it is stored, by canonical name.
+
+        Some of GGUF's types take more than in the file, since they become simpler forms.
+        """
         tensors = self.checkpoint.tensors
-        return {c: tensors[name].nbytes for name, c in self.binding.names.items()}
+        return {c: _kept_bytes(tensors[name]) for name, c in self.binding.names.items()}
 
     def tensors(self, change: Callable[[str, Form], Form]) -> Iterator[tuple[str, Form]]:
         """Read the parameters one at a time, each through ``change(canonical name, form)``."""
@@ -58,6 +63,13 @@ def open_source(path: Path) -> Source:
     else:
         binding = bind_huggingface(checkpoint.config, shapes)
     return Source(checkpoint, binding)
+
+
+def _kept_bytes(info: TensorInfo) -> int:
+    blocks = BLOCK_TYPES.get(info.kind)
+    if blocks is None:
+        return info.nbytes
+    return int(blocks.bits_per_weight * math.prod(info.shape)) // 8
 
 
 def is_dense(kind: str) -> bool:

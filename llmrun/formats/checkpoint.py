@@ -29,9 +29,10 @@ class Checkpoint:
     """Headers of a checkpoint and a reader for its tensors.
 
     ``layout``: ``huggingface`` or ``gguf``; decides which names the tensors carry. ``config``:
-    config.json, or a GGUF's metadata under its own keys. ``read(name)`` gives the storage form
-    of one tensor of ``tensors`` (ModelFileError if damaged). ``quantization``: None for a plain
-    checkpoint, else a short description of how the file is quantized already.
+    config.json, or a GGUF's metadata under its own keys. ``read(name)`` gives the storage form of
+    one tensor of ``tensors``; ModelFileError if it is damaged, then or when its numbers are looked
+    at. ``quantization``: None for a plain checkpoint, else a short description of how the file is
+    quantized already.
     """
 
     path: Path

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from llmrun.errors import ModelFileError
 from llmrun.formats.checkpoint import Checkpoint, Format, TensorInfo
 from llmrun.formats.damage import damaged, shown
 from llmrun.formats.finite import nonfinite_part
 from llmrun.formats.gguf_header import GgufTensor, read_header
-from llmrun.formats.mapping import map_file
+from llmrun.formats.mapping import map_file, passing
 from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.host import DType, HostArray
 from llmrun.quant.gguf_blocks import BLOCK_TYPES, unblock
@@ -30,7 +31,8 @@ def _detect(path: Path) -> bool:
 def open_gguf(path: Path, *, exact: bool = False) -> Checkpoint:
     """Open a GGUF file. ``exact``: scales of the K types in F32, as the file's products are,
     instead of rounded to F16. ModelFileError names what is damaged or not supported."""
-    metadata, table = read_header(map_file(path), path)
+    view = map_file(path)
+    metadata, table = read_header(view, path)
     tensors = {tensor.name: tensor for tensor in table}
     kinds = sorted({tensor.kind for tensor in table if tensor.kind in BLOCK_TYPES})
     return Checkpoint(
@@ -38,29 +40,34 @@ def open_gguf(path: Path, *, exact: bool = False) -> Checkpoint:
         layout="gguf",
         config=metadata,
         tensors={
-            tensor.name: TensorInfo(tensor.name, tensor.shape, tensor.kind, tensor.data.nbytes)
+            tensor.name: TensorInfo(
+                tensor.name, tensor.shape, tensor.kind, tensor.end - tensor.start
+            )
             for tensor in table
         },
-        read=partial(_read, path, tensors, exact),
+        read=partial(_read, path, view, tensors, exact),
         quantization=f"GGUF {', '.join(kinds)}" if kinds else None,
     )
 
 
-def _read(path: Path, tensors: Mapping[str, GgufTensor], exact: bool, name: str) -> Form:
+def _read(
+    path: Path, view: memoryview, tensors: Mapping[str, GgufTensor], exact: bool, name: str
+) -> Form:
     tensor = tensors[name]
+    data = passing(view, tensor.start, tensor.end)
     if tensor.kind not in BLOCK_TYPES:
-        return Dense(HostArray(DType[tensor.kind], tensor.shape, tensor.data))
+        return Dense(HostArray(DType[tensor.kind], tensor.shape, data))
     if len(tensor.shape) != 2:
         problem = f"tensor {shown(name)} is {tensor.kind} with {len(tensor.shape)} dimensions"
         raise damaged(path, problem, "llmrun reads quantized matrices only; use another file.")
-    raw = HostArray(DType.U8, (tensor.data.nbytes,), tensor.data)
+    raw = HostArray(DType.U8, (data.nbytes,), data)
     shape = (tensor.shape[0], tensor.shape[1])
-    form, finite = unblock(tensor.kind, raw, shape, exact=exact)
-    fault = None if finite else nonfinite_part(form)
-    if fault is not None:
-        part, index = fault
-        raise damaged(path, f"tensor {shown(name)}: {part} {index:,} is not finite")
-    return form
+
+    def refusal(form: Form) -> ModelFileError:
+        part, index = nonfinite_part(form) or ("scales", 0)
+        return damaged(path, f"tensor {shown(name)}: {part} {index:,} is not finite")
+
+    return unblock(tensor.kind, raw, shape, refusal, exact=exact)
 
 
 FORMAT = Format("gguf", _detect, open_gguf)

@@ -32,12 +32,16 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor as the table describes it; ``shape`` has the rows first, ``data`` is a view."""
+    """A tensor as the table describes it; ``shape`` has the rows first.
+
+    Its data are the bytes from ``start`` to ``end`` of the file.
+    """
 
     name: str
     kind: str
     shape: tuple[int, ...]
-    data: memoryview
+    start: int
+    end: int
 
 
 def read_header(view: memoryview, path: Path) -> tuple[Metadata, tuple[GgufTensor, ...]]:
@@ -160,8 +164,8 @@ def _place_tensors(cursor: Cursor, infos: list[_Info], alignment: int) -> tuple[
         if data + end > size:
             problem = f"its data ends at {data + end:,}, the file at {size:,}"
             raise cursor.refused(f"offset of tensor {shown(info.name)}", problem, info.place)
-        view = cursor.view[data + info.offset : data + end]
-        tensors.append(GgufTensor(info.name, info.kind, info.shape, view))
+        place = (data + info.offset, data + end)
+        tensors.append(GgufTensor(info.name, info.kind, info.shape, *place))
         expected = -(-end // alignment) * alignment
     if size - data - end >= alignment:
         raise cursor.refused(

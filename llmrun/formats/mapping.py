@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import stat
+import weakref
 from pathlib import Path
 
 from llmrun.errors import ModelFileError, ModelNotFoundError
@@ -43,6 +44,22 @@ def map_file(path: Path) -> memoryview:
         raise ModelFileError(f"{path} cannot be mapped: {error.strerror}.") from error
     finally:
         os.close(descriptor)
+
+
+def passing(view: memoryview, start: int, end: int) -> memoryview:
+    """Return a part of a file that ``map_file`` mapped, for somebody who reads it once.
+
+    When nobody holds it any more, its pages no longer count as this process' memory; they stay in
+    the system's cache, and reading it again is as right as before.
+    """
+    part = view[start:end]
+    mapped = view.obj
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and length > 0:
+        finalizer = weakref.finalize(part, mapped.madvise, mmap.MADV_DONTNEED, first, length)
+        finalizer.atexit = False
+    return part
 
 
 def read_file(path: Path, most: int) -> bytes:

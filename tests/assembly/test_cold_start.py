@@ -25,8 +25,8 @@ RUN = "from llmrun.cli.app import main; main({arguments!r})"
 UP_TO_THE_WEIGHTS = """
 from types import SimpleNamespace
 from llmrun.cli import assemble
-backend = SimpleNamespace(free_bytes=lambda: None, name="none", device="cpu", threads=1)
-assemble.dispatch.bind = lambda device, threads: backend
+backend = SimpleNamespace(free_bytes=lambda: None, name="none", device="cpu", threads=1, isa=None)
+assemble.dispatch.bind = lambda device, threads, options: backend
 def weights(*unused): raise SystemExit(7)
 assemble._build = weights
 """

@@ -8,12 +8,14 @@ import pytest
 
 from llmrun.errors import UnavailableError
 from llmrun.kernels import dispatch
-from llmrun.kernels.ops import OPS, BackendInfo
+from llmrun.kernels.cpu.library import problem
+from llmrun.kernels.ops import OPS, BackendInfo, CpuOptions
+from llmrun.kernels.reference import BACKEND as REFERENCE
 
 
 def backend(name: str, why_not: str | None = None) -> BackendInfo:
     """A backend that creates its own name."""
-    return BackendInfo(name, lambda device: why_not, lambda op, kind: None, lambda d, t: name)  # type: ignore[arg-type,return-value]
+    return BackendInfo(name, lambda device: why_not, lambda op, kind: None, lambda *_: name)  # type: ignore[arg-type,return-value]
 
 
 class Room:
@@ -117,3 +119,26 @@ def test_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dispatch.has_nvidia_driver(tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not dispatch.has_nvidia_driver(tmp_path)
+
+
+def test_an_instruction_set_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(UnavailableError) as refused:
+        dispatch.bind("cpu", 1, CpuOptions(isa="abacus"))
+    assert "'abacus'" in refused.value.what
+    assert "--cpu-isa" in refused.value.next_step
+    assert refused.value.exit_code == 9
+
+
+def test_a_chosen_instruction_set_is_used() -> None:
+    if (reason := problem()) is not None:
+        pytest.skip(f"no native library: {reason}")
+    bound = dispatch.bind("cpu", 1, CpuOptions(decode_threads=1, isa="base", huge_pages=False))
+    assert bound.isa == "base"
+    with pytest.raises(UnavailableError) as refused:
+        dispatch.bind("cpu", 1, CpuOptions(isa="abacus"))
+    assert "base" in refused.value.next_step
+
+
+def test_torch_chooses_its_instruction_set_itself() -> None:
+    with pytest.raises(UnavailableError, match="torch"):
+        REFERENCE.create("cpu", 1, CpuOptions(isa="avx2"))

@@ -6,10 +6,9 @@ import gguf
 import numpy as np
 import pytest
 
-from llmrun.errors import UnavailableError
-from llmrun.kernels.cpu import gguf as native
-from llmrun.kernels.forms import GroupInt
+from llmrun.kernels.forms import GroupInt, bits_per_weight
 from llmrun.kernels.host import DType, HostArray
+from llmrun.quant import gguf_blocks
 from llmrun.quant.gguf_blocks import BLOCK_TYPES, unblock
 
 K_TYPES = [kind for kind, stored in BLOCK_TYPES.items() if stored.products]
@@ -22,17 +21,14 @@ EDGES = [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 1.0, -1.0, 500.0, -500.0]
 def unpacker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the native library, or as if there were none."""
     if request.param == "torch":
-
-        def missing() -> None:
-            raise UnavailableError("no library")
-
-        monkeypatch.setattr(native, "library", missing)
-    else:
-        try:
-            native.library()
-        except UnavailableError as error:
-            pytest.skip(f"no native library: {error.what}")
+        monkeypatch.setattr(gguf_blocks, "problem", lambda: "no library")
+    elif (reason := gguf_blocks.problem()) is not None:
+        pytest.skip(f"no native library: {reason}")
     return request.param
+
+
+class Refused(Exception):
+    """What these tests raise for numbers that are not finite."""
 
 
 def random_blocks(kind: str, count: int, seed: int = 0) -> np.ndarray:
@@ -50,9 +46,7 @@ def unblocked(kind: str, blocks: np.ndarray, n: int, exact: bool = False) -> Gro
     raw = bytearray(blocks.tobytes())
     shape = (n, blocks.shape[0] * BLOCK_TYPES[kind].weights // n)
     host = HostArray(DType.U8, (len(raw),), memoryview(raw))
-    form, finite = unblock(kind, host, shape, exact=exact)
-    assert finite
-    return form
+    return unblock(kind, host, shape, Refused, exact=exact)
 
 
 def reference(kind: str, blocks: np.ndarray, n: int) -> np.ndarray:
@@ -156,7 +150,8 @@ def test_numbers_that_are_not_finite_are_told(kind: str, exact: bool, unpacker: 
             raw = bytearray(blocks.tobytes())
             shape = (2, 2 * BLOCK_TYPES[kind].weights)
             host = HostArray(DType.U8, (len(raw),), memoryview(raw))
-            assert not unblock(kind, host, shape, exact=exact)[1]
+            with pytest.raises(Refused):
+                assert unblock(kind, host, shape, Refused, exact=exact).codes.data
 
 
 @pytest.mark.parametrize("kind", K_TYPES)
@@ -165,8 +160,9 @@ def test_a_product_beyond_sixteen_bits_is_told(kind: str, unpacker: str) -> None
     blocks[:, HEADS[kind][0] :][:, :2] = np.array([30_000], np.float16).view(np.uint8)
     raw = bytearray(blocks.tobytes())
     host = HostArray(DType.U8, (len(raw),), memoryview(raw))
-    assert not unblock(kind, host, (1, 256))[1]
-    assert unblock(kind, host, (1, 256), exact=True)[1]
+    with pytest.raises(Refused):
+        assert unblock(kind, host, (1, 256), Refused).scales.data
+    assert unblock(kind, host, (1, 256), Refused, exact=True).scales.data
 
 
 @pytest.mark.parametrize("kind", K_TYPES)
@@ -185,7 +181,7 @@ def test_wrong_sizes_are_our_fault() -> None:
     raw = HostArray(DType.U8, (18,), memoryview(bytearray(18)))
     for kind, shape in [("Q4_0", (1, 64)), ("Q4_0", (2, 16)), ("Q4_K", (1, 32))]:
         with pytest.raises(ValueError, match=kind):
-            unblock(kind, raw, shape)
+            unblock(kind, raw, shape, Refused)
 
 
 def test_numbers_and_sizes_are_those_of_gguf() -> None:
@@ -195,3 +191,9 @@ def test_numbers_and_sizes_are_those_of_gguf() -> None:
             stored.number,
             (stored.weights, stored.nbytes),
         )
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_bits_per_weight_are_those_of_the_form(kind: str) -> None:
+    form = unblocked(kind, random_blocks(kind, 6), 3)
+    assert BLOCK_TYPES[kind].bits_per_weight == bits_per_weight(form)

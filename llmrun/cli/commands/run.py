@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -18,6 +18,9 @@ from llmrun.cli.options import (
 )
 from llmrun.cli.session import Session
 from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun.text.render_process import RenderProcess
 
 
 @spread
@@ -51,6 +54,7 @@ def command(
     Lines of --json-stream: token_id, text, time_ms, step_ms, phase, logprob, position for a token;
     token_id null for text held back until the end; last: finish_reason, usage, timings.
     """
+    process = _template_process(prompting)
     from llmrun.cli.loading import is_alias, load
     from llmrun.cli.one_shot import Answering, Shape, check_receipt, one_shot
     from llmrun.cli.prompting import check_raw, damage_note, gather
@@ -74,9 +78,23 @@ def command(
         )
     shape = Shape.JSON if as_json else Shape.JSON_LINES if json_stream else Shape.TEXT
     stages = (("import", imported_ns), ("input", time.monotonic_ns()))
-    loaded = load(session, session.model(model.model), model, prompting)
+    loaded = load(session, session.model(model.model), model, prompting, process)
     how = Answering(sampling, prompting, output, shape, receipt, stages)
     one_shot(session, loaded, text.text, how)
+
+
+def _template_process(prompting: PromptFlags) -> "RenderProcess":
+    """What renders the template; it starts as soon as possible, beside our own imports.
+
+    It ends by itself if this process does.
+    """
+    from llmrun.text.limits import RenderLimits
+    from llmrun.text.template import renderer
+
+    process = renderer(RenderLimits())
+    if not prompting.raw:
+        process.start()
+    return process
 
 
 def _standard_input(session: Session, has_prompt: bool) -> BinaryIO | None:

@@ -4,7 +4,7 @@ A whole tiny decoder, every kind of weight, every instruction set. Ids fed up to
 the way of decoding; longer steps tile the attention and differ from it in the last bits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -135,10 +135,8 @@ class Ops:
 
 
 @pytest.fixture(params=KINDS)
-def ops(
-    request: pytest.FixtureRequest, tiny: Tiny, cpu: CpuBackend, fill: Fill, read: Read
-) -> Iterator[Ops]:
-    yield Ops(tiny, cpu, fill, read, request.param)
+def ops(request: pytest.FixtureRequest, tiny: Tiny, cpu: CpuBackend, fill: Fill, read: Read) -> Ops:
+    return Ops(tiny, cpu, fill, read, request.param)
 
 
 @pytest.mark.parametrize("op", ["norm_linear", "norm_gate_up", "norm_head", "linear_add"])

@@ -37,6 +37,7 @@ class Backend:
     name = "fake"
     device = "cpu"
     threads = 1
+    isa = None
 
     def kv_layer(self, *shape: object) -> SimpleNamespace:
         return SimpleNamespace(nbytes=1024)
@@ -183,7 +184,9 @@ def loaded(context: int = 4096) -> assemble.LoadedModel:
     )
 
 
-def load(options: assemble.LoadOptions, settings: object, progress: object) -> assemble.LoadedModel:
+def load(
+    options: assemble.LoadOptions, settings: object, progress: object, process: object = None
+) -> assemble.LoadedModel:
     """Stands in for ``assemble.load``."""
     if failure := os.environ.get("FAKE_FAILURE"):
         raise getattr(errors, failure)("It failed.", "Type something else.")

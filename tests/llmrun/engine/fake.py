@@ -41,6 +41,7 @@ class FakeBackend:
     name: str = "fake"
     device: str = "cpu"
     threads: int = 1
+    isa: str | None = None
     queued_ns: int = 0
     copies: list[tuple[KvLayer, int, int, int]] = field(default_factory=list)
     requests: list[PickRequest] = field(default_factory=list)

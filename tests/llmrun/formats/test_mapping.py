@@ -1,12 +1,14 @@
 """Maps are private; links, pipes and folders are refused."""
 
+import mmap
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from llmrun.errors import ModelFileError, ModelNotFoundError
-from llmrun.formats.mapping import map_file, read_file
+from llmrun.formats.mapping import map_file, passing, read_file
 
 
 def test_a_map_can_be_written_without_touching_the_file(tmp_path: Path) -> None:
@@ -23,6 +25,24 @@ def test_a_slice_outlives_the_map(tmp_path: Path) -> None:
     part = map_file(tmp_path / "f")[2:4]
     (tmp_path / "f").unlink()
     assert bytes(part) == b"cd"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_of_a_part_nobody_holds_are_given_back(tmp_path: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    size = 64 << 20
+    (tmp_path / "f").write_bytes(bytes(range(256)) * (size // 256))
+    view = map_file(tmp_path / "f")
+    before = resident()
+    part = passing(view, 7, size)
+    assert sum(part[:: mmap.PAGESIZE]) == size // mmap.PAGESIZE * 7
+    assert resident() - before > size // 2
+    del part
+    assert resident() - before < size // 4
+    assert view[:9].tobytes() == bytes(range(9))
+    assert bytes(passing(view, 5, 8)) == b"\5\6\7"  # shorter than a page
 
 
 def test_an_empty_file_is_an_empty_view(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GGUF's blocks unpacked with torch: what ``gguf_blocks`` falls back to without the native library.
+"""GGUF's blocks unpacked with torch: what is fallen back to without the native library.
 
 Same arrays, same bytes. Layouts as in ggml-common.h of the ggml project.
 """
