@@ -226,10 +226,13 @@ void Pool::start(int active) {
   shared_.longest_wait_us.store(0, std::memory_order_relaxed);
   shared_.next.store(0, std::memory_order_relaxed);
   for (int id = 0; id < active; id++) workers_[id].n = active;
+  woke_ = false;
   if (active > 1) {
+    woke_ = parked_.load(std::memory_order_relaxed) != 0;
     if (crew_.load(std::memory_order_relaxed) != static_cast<uint32_t>(active)) {
       crew_.store(static_cast<uint32_t>(active), std::memory_order_seq_cst);
       wake_all(crew_);
+      woke_ = true;
     }
     const uint32_t jobs = turn_.load(std::memory_order_relaxed) / TURN + 1;
     turn_.store(jobs * TURN + static_cast<uint32_t>(active), std::memory_order_seq_cst);
@@ -276,7 +279,8 @@ void Pool::read(const void *memory, uint64_t bytes) {
 
 void Pool::watch_neighbours(int n_tokens) {
   const int64_t limit = n_tokens <= FEW_TOKENS ? STALL_US : LONG_STALL_US;
-  const bool stalled = active_ > 1 && shared_.longest_wait_us.load(std::memory_order_relaxed) > limit;
+  // A thread that had to be woken is late by itself; that says nothing of neighbours.
+  const bool stalled = active_ > 1 && !woke_ && shared_.longest_wait_us.load(std::memory_order_relaxed) > limit;
   stalls_ = stalled ? stalls_ + 4 : stalls_ > 0 ? stalls_ - 1 : 0;
   if (stalls_ == 0) tried_from_ = 0;
   if (stalls_ >= 8) {

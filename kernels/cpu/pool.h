@@ -61,6 +61,7 @@ class Pool {
 
   int n_ = 1;
   int active_ = 1;
+  bool woke_ = false;  // threads slept when the present job began
   Worker *workers_ = nullptr;
   Thread *threads_ = nullptr;
   Shared shared_;
