@@ -5,7 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from llmrun.errors import InternalError, UnavailableError
+from llmrun.errors import DoesNotFitError, InternalError, UnavailableError
 from llmrun.kernels.cpu import abi
 from llmrun.kernels.cpu.arrays import CpuArray, CpuKvLayer, CpuStep
 from llmrun.kernels.cpu.library import library, usable_isas
@@ -26,6 +26,9 @@ from llmrun.kernels.ops import (
     PickRequest,
     Rope,
 )
+
+MAX_HEAD_DIM = 512
+"""As in ``attention.h``."""
 
 FEW_TOKENS = 8
 """A step of at most so many tokens is decoding: short, and bound by memory."""
@@ -59,6 +62,11 @@ class CpuBackend:
         self._library = library()
         most = max(threads, decode_threads)
         context = self._library.llmr_create(most, (isa or "").encode("ascii", "replace"))
+        if not context and (not isa or isa in usable_isas()):
+            raise DoesNotFitError(
+                f"{most} threads of the CPU kernels could not be had",
+                "close other programs, or use fewer with --threads",
+            )
         if not context:
             raise UnavailableError(
                 f"the instruction set {isa!r} cannot be used on this machine",
@@ -66,12 +74,14 @@ class CpuBackend:
             )
         self._context: int = context
         self._prefill_threads = threads if threads < most else 0
-        weakref.finalize(self, self._library.llmr_destroy, context)
+        # Not at exit: a thread that nobody waits for may still compute with it.
+        weakref.finalize(self, self._library.llmr_destroy, context).atexit = False
         self.isa: str = self._library.llmr_context_isa(context).decode("ascii")
         self._packer = Packer(Arena(huge=huge_pages), threads)
         self._replay = replay
-        self._vectors: dict[int, CpuArray] = {}
         self._constants: dict[object, object] = {}
+        # By the first expert's id, which stays its own as long as the experts are held.
+        self._mixtures: dict[int, tuple[ctypes.Array[ctypes.c_void_p], Sequence[Expert]]] = {}
         self._picker = Picker(self._library, context)
         self._recording: Program | None = None
 
@@ -97,7 +107,13 @@ class CpuBackend:
         return CpuStep(max_tokens)
 
     def kv_layer(self, n_slots: int, capacity: int, heads: Heads, form: str) -> CpuKvLayer:
-        """Cache memory of one layer."""
+        """Cache memory of one layer. UnavailableError for a head size the kernels do not serve."""
+        if heads.head_dim > MAX_HEAD_DIM or heads.head_dim % 8:
+            raise UnavailableError(
+                f"the CPU kernels serve head sizes that are multiples of 8 up to {MAX_HEAD_DIM}, "
+                f"not {heads.head_dim}",
+                "choose another model",
+            )
         return CpuKvLayer(n_slots, capacity, heads, form)
 
     def kv_copy(self, layer: CpuKvLayer, source: int, target: int, n_tokens: int) -> None:
@@ -269,6 +285,8 @@ class CpuBackend:
         activation: str,
     ) -> None:
         """h[T, D] += sum over the chosen experts of probability * expert(norm(h))."""
+        if not 0 < top_k <= len(experts):
+            raise ValueError(f"{top_k} of {len(experts)} experts")
         inner = experts[0].gate.weight.shape[0]
         pointers = (h.address, norm.gamma.address, *_pair(router), self._experts(experts))
         numbers = (
@@ -315,10 +333,10 @@ class CpuBackend:
 
     def _experts(self, experts: Sequence[Expert]) -> int:
         key = id(experts[0])
-        if key not in self._constants:
+        if key not in self._mixtures:
             flat = [p for e in experts for part in (e.gate, e.up, e.down) for p in _pair(part)]
-            self._constants[key] = (ctypes.c_void_p * len(flat))(*flat)
-        return ctypes.addressof(self._constants[key])  # type: ignore[arg-type]
+            self._mixtures[key] = (ctypes.c_void_p * len(flat))(*flat), experts
+        return ctypes.addressof(self._mixtures[key][0])
 
     # --- ceilings -----------------------------------------------------------------------------
     def measure_bandwidth(self) -> float:

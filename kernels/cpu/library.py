@@ -72,13 +72,14 @@ def library() -> ctypes.CDLL:
         raise UnavailableError(
             f"the native CPU library cannot be loaded: {error}", NEXT_STEP
         ) from error
-    sizes = (c_int32 * len(STRUCTURES))()
-    lib.llmr_abi_sizes(sizes)
-    if version != VERSION or list(sizes) != [ctypes.sizeof(s) for s in STRUCTURES]:
+    if version != VERSION:
         raise UnavailableError(
             f"the native CPU library has interface {version}, this package needs {VERSION}",
             "install llmrun again",
         )
+    sizes = (c_int32 * len(STRUCTURES))()
+    lib.llmr_abi_sizes(sizes)
+    assert list(sizes) == [ctypes.sizeof(structure) for structure in STRUCTURES]
     _declare(lib)
     return lib
 

@@ -21,6 +21,7 @@ static_assert(MAX_PANEL_BLOCK * ROWS * MAX_TOKEN_BLOCK <= TILE_FLOATS);
 constexpr int LINE = 16;  // tokens whose scales share a cache line
 
 constexpr size_t SLACK = 64;  // kernels for 16 tokens may read scales behind the last one's
+static_assert(GATHER_TOKENS % LINE == 0);
 
 size_t aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 
@@ -50,6 +51,8 @@ size_t place(const Kernels &kernels, int tokens, uint8_t *memory, Acts &acts, Ac
   const int groups = acts.k_padded / acts.group;
   if (acts.kind != LLMR_W4 || groups > MOST_GROUPS) return bytes;
   fine = acts;
+  fine.fine = nullptr;
+  fine.gathered = nullptr;
   const size_t fine_bytes = place_codes(kernels, memory + bytes, fine);
   acts.fine = &fine;
   acts.words = (groups + 63) / 64;
@@ -62,25 +65,17 @@ size_t place(const Kernels &kernels, int tokens, uint8_t *memory, Acts &acts, Ac
   return total;
 }
 
-// Tokens from group to group of an Acts. A cache line of scales belongs to one worker, and an odd number
-// of lines keeps the groups of a token from meeting in one set of the cache.
-int stride_of(int tokens) { return tokens <= FEW_TOKENS ? tokens : ((tokens + LINE - 1) / LINE | 1) * LINE; }
-
 // Lets the instruction set put the refined groups of many tokens together; false if it does not.
 bool gather(Worker &worker, Inputs &inputs) {
   if (worker.kernels->gather == nullptr) return false;
-  bool any = false;
-  for (int j = 0; j < inputs.n_acts; j++) {
-    const Acts &acts = inputs.acts[j];
-    if (acts.gathered == nullptr) continue;
-    any = true;
-    const int blocks = (inputs.tokens + GATHER_TOKENS - 1) / GATHER_TOKENS;
-    for (int b = worker.take() - j * blocks; b < blocks; b = worker.take() - j * blocks) {
-      const int t0 = b * GATHER_TOKENS;
-      worker.kernels->gather(&acts, t0, t0 + GATHER_TOKENS < inputs.tokens ? t0 + GATHER_TOKENS : inputs.tokens);
-    }
-  }
-  return any;
+  // All weights of 4 bits share one Acts, so there is one at most.
+  const Acts *acts = nullptr;
+  for (int j = 0; j < inputs.n_acts; j++)
+    if (inputs.acts[j].gathered != nullptr) acts = &inputs.acts[j];
+  if (acts == nullptr) return false;
+  for (int t0 = worker.take() * GATHER_TOKENS; t0 < inputs.tokens; t0 = worker.take() * GATHER_TOKENS)
+    worker.kernels->gather(acts, t0, t0 + GATHER_TOKENS < inputs.tokens ? t0 + GATHER_TOKENS : inputs.tokens);
+  return true;
 }
 
 int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
@@ -116,6 +111,8 @@ void prepare_row(const Worker &worker, const Source &source, int t, float *row, 
 }
 
 }  // namespace
+
+int stride_of(int tokens) { return tokens <= FEW_TOKENS ? tokens : ((tokens + LINE - 1) / LINE | 1) * LINE; }
 
 Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pieces, int n_pieces,
                size_t spare) {

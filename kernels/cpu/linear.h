@@ -21,6 +21,10 @@ struct Inputs {
   int n_acts;
 };
 
+// Tokens from group to group of an Acts. Of many tokens, a cache line of scales belongs to one worker,
+// and an odd number of lines keeps the groups of a token from meeting in one set of the cache.
+int stride_of(int tokens);
+
 // Where the rows of x come from: row t of the op is rows[t] (or t) of x; gamma null: no norm.
 struct Source {
   const float *x;

@@ -25,10 +25,9 @@ using avx512::usable;
 constexpr int TOKENS = 16;      // of one tile
 constexpr int AHEAD = 4;        // groups the tile unit works ahead of the folding: vector loads cannot
                                 // take a tile from the store buffer, so it must have left it long ago
-constexpr int FEWEST = 12;      // tokens for which tiles pay
 constexpr int SLACK = TOKENS * 64;  // tiles read whole rows of tokens behind the last
 
-bool uses_tiles(const Acts &a) { return a.tokens >= FEWEST && (a.group == 32 || a.group % 64 == 0); }
+bool uses_tiles(const Acts &a) { return a.tokens > FEW_TOKENS && (a.group == 32 || a.group % 64 == 0); }
 
 int step_of(const Acts &a) { return a.group < 64 ? a.group : 64; }
 
@@ -36,10 +35,8 @@ int step_of(const Acts &a) { return a.group < 64 ? a.group : 64; }
 inline void fence() { __asm__ volatile("" ::: "memory"); }
 
 // Registers 0..3: sums. 4, 5: A and B of 32 columns. 6, 7: of 64 columns.
+// Each time: the caller's thread is not ours alone, and others release the tiles.
 void configure() {
-  static thread_local bool done = false;
-  if (done) return;
-  done = true;
   alignas(64) struct {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 32, 64, 64, 64};

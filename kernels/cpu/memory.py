@@ -24,7 +24,8 @@ class Block:
             )
         self.address: int = address
         self.nbytes = nbytes
-        weakref.finalize(self, lib.llmr_free, address, max(nbytes, 1))
+        # Not at exit: a thread that nobody waits for may still compute with it.
+        weakref.finalize(self, lib.llmr_free, address, max(nbytes, 1)).atexit = False
 
     def view(self, nbytes: int, offset: int = 0) -> memoryview:
         """Some bytes of it, writable; it keeps the block alive."""

@@ -57,7 +57,8 @@ size_t lay_out(const Mixture &m, uint8_t *memory, State &s) {
 
 // At least what prepare() takes of common memory for all tokens of k columns, whatever the weights.
 // Common memory must not move while the state lies in it.
-size_t most_prepared(const Kernels &kernels, int tokens, int k) {
+size_t most_prepared(const Kernels &kernels, int n_tokens, int k) {
+  const int tokens = stride_of(n_tokens);
   constexpr int SMALLEST_GROUP = 16, W8_ACTS = 2;  // two weights of different groups may be prepared for
   const int padded = (k + 2 * W8_GROUP - 1) / W8_GROUP * W8_GROUP;
   const size_t sums = 2 * sizeof(float) * (padded / SMALLEST_GROUP) * tokens;

@@ -74,8 +74,7 @@ void op_linear_add(Worker &worker, const llmr_instr &in, const llmr_step &step) 
     });
     return;
   }
-  // The norm needs whole rows: products go to common memory first. Preparing may have moved it only
-  // before the barrier, so the pointer is the same for all now; few tokens took no common memory yet.
+  // The norm needs whole rows: products go to common memory first, in the part that preparing spared.
   float *whole = reinterpret_cast<float *>(worker.common(spare));
   multiply(worker, inputs, &piece, 1, whole, n, [&](const Piece &, int first, int rows, int t, const float *values) {
     float *out = whole + static_cast<int64_t>(t) * n + first;

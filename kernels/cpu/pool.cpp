@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -118,7 +119,9 @@ void Worker::barrier() {
     return;
   }
   const uint32_t phase = s.phase.load(std::memory_order_relaxed);
-  if (s.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(n)) {
+  const uint32_t all = static_cast<uint32_t>(n);  // once arrived, n may be the next job's already
+  const bool is_caller = id == 0;
+  if (s.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
     s.arrived.store(0, std::memory_order_relaxed);
     s.next.store(0, std::memory_order_relaxed);
     s.phase.store(phase + 1, std::memory_order_seq_cst);
@@ -126,7 +129,7 @@ void Worker::barrier() {
     return;
   }
   const int64_t waited = await(s.phase, phase, SPIN_US, s.sleepers);
-  if (waited > s.longest_wait_us.load(std::memory_order_relaxed))
+  if (is_caller && waited > s.longest_wait_us.load(std::memory_order_relaxed))
     s.longest_wait_us.store(static_cast<uint32_t>(waited), std::memory_order_relaxed);
 }
 
@@ -143,7 +146,10 @@ uint8_t *Worker::common(size_t bytes) {
     free(s.memory);
     const size_t rounded = (bytes + (bytes >> 2) + 4095) & ~static_cast<size_t>(4095);
     s.memory = static_cast<uint8_t *>(aligned_alloc(4096, rounded));
-    if (s.memory == nullptr) abort();  // a few megabytes: there is no way on
+    if (s.memory == nullptr) {
+      fprintf(stderr, "llmrun: %zu bytes of working memory could not be had\n", rounded);
+      abort();  // in the middle of an op that others share: there is no way on
+    }
     s.memory_bytes = rounded;
   }
   uint8_t *memory = s.memory;

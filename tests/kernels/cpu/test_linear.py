@@ -9,7 +9,7 @@ from llmrun.kernels.cpu.arrays import CpuArray
 from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.forms import ROW, Dense, GroupInt, Lut16
 from llmrun.kernels.host import DType, HostArray
-from llmrun.kernels.ops import Linear, Span
+from llmrun.kernels.ops import Linear, Norm, Span
 
 Fill = Callable[[CpuArray, torch.Tensor], CpuArray]
 Read = Callable[[CpuArray], torch.Tensor]
@@ -252,3 +252,27 @@ def test_all_instruction_sets_and_thread_counts_give_the_same_bits(
         for backend in (CpuBackend(threads, isa=isa) for threads in (1, 2, 4))
     ]
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_pieces_of_different_bits_share_one_op(cpu: CpuBackend, fill: Fill, read: Read) -> None:
+    # Each kind wants the activations in its own codes; an 8-bit one first and 4 bits behind it.
+    k, sizes = 256, (48, 16, 33)
+    x = randn(40, k) * torch.linspace(0.1, 9, k)
+    x[1::3, 70] *= 40
+    weights, wanted = [], []
+    for bits, n in zip((8, 4, 4), sizes, strict=True):
+        codes = torch.randint(0, 2**bits, (n, k), generator=torch.Generator().manual_seed(n))
+        scales = (0.01 * randn(n, k // 32, seed=n)).half()
+        form = group_int(bits, 32, codes, scales, None, DType.F16)
+        weights.append(Linear(cpu.weight(form)))
+        wanted.append((bits, codes, scales))
+    norm = Norm(cpu.vector(host(torch.ones(k), DType.F32)), 0.0)
+    for tokens in (1, 9, 40):
+        step = cpu.step(64)
+        step.set([0] * tokens, [Span(0, 0, tokens, 0)], [])
+        y = fill(cpu.empty((64, sum(sizes))), torch.zeros(1, 1))
+        cpu.norm_linear(step, fill(cpu.empty((64, k)), x[:tokens]), norm, weights, y)
+        normed = x[:tokens] / x[:tokens].square().mean(-1, keepdim=True).sqrt()
+        want = torch.cat([expected(b, 32, c, s, None, normed) for b, c, s in wanted], -1)
+        error = (read(y)[:tokens] - want).abs().max() / want.abs().max()
+        assert error < 1e-3, tokens  # the norm's own last bits move a code now and then
