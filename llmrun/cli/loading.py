@@ -69,7 +69,7 @@ def facts(loaded: LoadedModel) -> str:
     parts = (
         title(loaded.local),
         f"{loaded.scheme} ({bits:.2f} bits per weight)",
-        f"{loaded.backend.device} ({loaded.backend.name})",
+        f"{loaded.backend.device} ({loaded.backend.isa or loaded.backend.name})",
         f"context {loaded.context:,} tokens",
     )
     return " · ".join(parts)

@@ -142,7 +142,7 @@ def _engine_lines(engine: dict[str, Any]) -> list[tuple[str, str]]:
         return [("cpu engine", f"native library for {engine['isa']}, {threads}")]
     remedy = "install a C++ compiler (g++ or clang), then llmrun again; `pip install -v` shows more"
     return [
-        ("cpu engine", f"torch, several times slower, {threads}: {engine['problem']}"),
+        ("cpu engine", f"torch, 20 to 30 times slower in decode, {threads}: {engine['problem']}"),
         ("faster engine", f"the native library is made during installation: {remedy}"),
     ]
 
