@@ -8,6 +8,7 @@ VERSION = 2
 
 F16, BF16, F32 = 0, 1, 2
 W4, W8, DENSE, LUT4 = 0, 1, 2, 3
+# Numbers of ops, in the order of kernels.ops.OPS.
 EMBED, NORM_LINEAR, ROPE_APPEND, ATTEND, LINEAR_ADD, NORM_GATE_UP, MOE_ADD, NORM_HEAD = range(8)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 

@@ -10,17 +10,8 @@ from collections.abc import Callable, Iterator
 
 from llmrun.errors import InternalError
 from llmrun.kernels.cpu import abi
+from llmrun.kernels.ops import OPS
 
-NAMES = (
-    "embed",
-    "norm_linear",
-    "rope_append",
-    "attend",
-    "linear_add",
-    "norm_gate_up",
-    "moe_add",
-    "norm_head",
-)
 INSTR_BYTES = ctypes.sizeof(abi.Instr)
 
 Run = Callable[[int, int], None]
@@ -89,5 +80,5 @@ class Program:
         for number, start in enumerate(range(0, len(recorded), INSTR_BYTES)):
             part = slice(start, start + INSTR_BYTES)
             if recorded[part] != self._bytes[part]:
-                return f"{NAMES[self._recorded[number].op]} (instruction {number})"
+                return f"{OPS[self._recorded[number].op]} (instruction {number})"
         return "count"
