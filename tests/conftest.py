@@ -6,6 +6,7 @@ The folder is made from it with independent tools (gguf, transformers), anew in 
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,13 @@ from llmrun.store.progress import SilentProgress
 
 STARTER = "smollm2-135m"
 HEAD_DIM = 64
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_in_a_terminal() -> None:
+    """Tests send Ctrl-C and hang-ups; a run in a script's background, or by nohup, ignores them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
