@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script's neighbour, in no package
 """The clock a core really runs at, from instructions whose latency is known.
 
 Multiplications that wait for each other take 3 cycles each on x86 processors since about 2008

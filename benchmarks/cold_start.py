@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """The cold start of ``llmrun run`` beside ``import torch`` and, if one is given, another program.
 
 Each round starts every program once, in turn, so that a neighbour's load hits all of them; medians

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script's neighbour, in no package
 """What the reports of all benchmarks share: the machine's description and aligned tables."""
 
 import datetime

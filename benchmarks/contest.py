@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script's neighbour, in no package
 """Runs one row: a process for each engine, turn by turn, and what came out."""
 
 import contextlib

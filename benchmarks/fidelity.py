@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """How far the CPU kernels' logits are from those of the fp32 reference on the same weights.
 
     python benchmarks/fidelity.py [MODEL] [--isa avx2 amx] [--tokens 4096] [--gate 1e-3]

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """The CPU kernels by themselves, through the library, on every instruction set of this machine.
 
     python benchmarks/kernels.py [--isa avx2 avx512] [--quick] [--json FILE]

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """What Python takes of each decoded token: the time between the calls of the native library.
 
     python benchmarks/overhead.py --tokens 400

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """llama.cpp's side of the comparison, through its Python package; started by ``peers.py``.
 
     python benchmarks/peer_llamacpp.py MODEL.gguf --capacity 640 --sequences 1 --threads 2

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """llmrun's side of the comparison, through its own assembly; started by ``peers.py``.
 
     python benchmarks/peer_llmrun.py MODEL --capacity 640 --sequences 1 --threads 2 [--quant int8]

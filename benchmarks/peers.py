@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script, in no package
 """llmrun beside llama.cpp: one command, both in one run, a table of ratios.
 
     python benchmarks/peers.py --peer-python PEER/bin/python --model SECOND.gguf --json out.json

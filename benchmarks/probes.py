@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script's neighbour, in no package
 """Single ops of the CPU backend, timed: products, attention, an op that does nothing.
 
 Ops run as in a model: recorded into a program that one native call replays, so that Python's share

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script's neighbour, in no package
 """The rows of the comparison: who competes with which files, in what work."""
 
 import os

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - a script's neighbour, in no package
 """The work both engines do, and how a driver asks for it: the standard library only.
 
 Each engine runs in a process of its own that answers lines of JSON (``serve``). The loops that are
