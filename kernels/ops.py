@@ -46,6 +46,17 @@ WEIGHT_OPS = ("embed", "norm_linear", "linear_add", "norm_gate_up", "moe_add", "
 """Ops that read a weight, for which the storage form matters."""
 
 
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped")
+"""Activations of a gate; without one, of ``up``.
+
+``gelu_tanh`` is GELU by the tanh formula. ``swiglu_clamped`` needs a gate: with
+g = min(gate, CLAMP) and u = clip(up, -CLAMP, CLAMP) it gives g * sigmoid(CLAMP_SLOPE * g) * (u + 1)
+(gpt-oss).
+"""
+
+CLAMP, CLAMP_SLOPE = 7.0, 1.702
+
+
 @dataclass(frozen=True)
 class Span:
     """``count`` tokens of one sequence: rows ``start ..`` of the step, cache slot ``slot``.
@@ -104,12 +115,17 @@ class Linear:
 class Norm:
     """RMSNorm: ``x / sqrt(mean(x^2) + eps) * (gamma + offset)``, statistics in fp32.
 
-    ``gamma`` [K]. ``offset`` is 1 for models that store ``1 + w`` as ``w``.
+    ``gamma`` [K]. ``offset`` is 1 for models that store ``1 + w`` as ``w``. ``centered``: LayerNorm,
+    which takes ``x - mean(x)`` for x; ``beta`` [K] is added last. ``whole``, for queries and keys:
+    over all heads of a token at once (K is H dh or Hkv dh) instead of head by head (K is dh).
     """
 
     gamma: Array
     eps: float
     offset: float = 0.0
+    centered: bool = False
+    beta: Array | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,9 +281,11 @@ class Backend(Protocol):
         """h[T, D] = table[token_ids] * scale; table [V, D] in any form."""
 
     def norm_linear(
-        self, step: Step, h: Array, norm: Norm, linears: Sequence[Linear], y: Array
+        self, step: Step, h: Array, norm: Norm | None, linears: Sequence[Linear], y: Array
     ) -> None:
-        """y[T, sum N] = concat_i(linears[i](norm(h))): query, key and value projections."""
+        """y[T, sum N] = concat_i(linears[i](norm(h))): query, key and value projections.
+
+        ``norm`` None, here and in ``norm_gate_up``: h as it is."""
 
     def rope_append(
         self,
@@ -280,20 +298,35 @@ class Backend(Protocol):
         kv: KvLayer,
     ) -> None:
         """In y[T, (H + 2 Hkv) dh]: norm and rotate queries and keys; write K and V to the cache
-        at each token's position. Norms with gamma [dh] act per head."""
+        at each token's position. Norms come before the rotation and are never centered."""
 
     def attend(self, step: Step, y: Array, attention: Attention, kv: KvLayer, o: Array) -> None:
         """o[T, H dh]: causal softmax attention of the queries in y over their slot's cache."""
 
     def linear_add(
-        self, step: Step, x: Array, linear: Linear, post_norm: Norm | None, h: Array
+        self,
+        step: Step,
+        x: Array,
+        linear: Linear,
+        post_norm: Norm | None,
+        h: Array,
+        scale: float = 1.0,
     ) -> None:
-        """h[T, D] += post_norm(linear(x)): output and down projections."""
+        """h[T, D] += scale * post_norm(linear(x)): output and down projections."""
 
     def norm_gate_up(
-        self, step: Step, h: Array, norm: Norm, gate: Linear, up: Linear, activation: str, a: Array
+        self,
+        step: Step,
+        h: Array,
+        norm: Norm | None,
+        gate: Linear | None,
+        up: Linear,
+        activation: str,
+        a: Array,
     ) -> None:
-        """a[T, F] = activation(gate(norm(h))) * up(norm(h)); ``silu``, ``gelu_tanh``."""
+        """a[T, F] = activation(gate(norm(h))) * up(norm(h)), one of ACTIVATIONS.
+
+        ``gate`` None: a = activation(up(norm(h)))."""
 
     def moe_add(
         self,
@@ -305,15 +338,24 @@ class Backend(Protocol):
         top_k: int,
         normalize: bool,
         activation: str,
+        scale: float = 1.0,
     ) -> None:
-        """h[T, D] += sum over the top_k experts of softmax(router(norm(h))) * expert(norm(h)).
+        """h[T, D] += scale * sum over the top_k experts of p * expert(norm(h)), where
+        p = softmax(router(norm(h))).
 
         ``normalize`` divides the chosen probabilities by their sum."""
 
     def norm_head(
-        self, step: Step, h: Array, norm: Norm, head: Linear, scale: float, logits: Array
+        self,
+        step: Step,
+        h: Array,
+        norm: Norm,
+        head: Linear,
+        scale: float,
+        logits: Array,
+        softcap: float | None = None,
     ) -> None:
-        """logits[R, V] = head(norm(h[rows])) * scale."""
+        """logits[R, V] = head(norm(h[rows])) * scale; with ``softcap`` c, c * tanh(that / c)."""
 
     def pick(self, logits: Array, requests: Sequence[PickRequest]) -> list[Pick]:
         """Choose one id per row, on the host. InternalError if a row is not finite."""

@@ -3,7 +3,7 @@
 import torch
 
 from llmrun.kernels.ops import Attention, Heads, Norm, Rope, Span
-from llmrun.kernels.reference.norms import rms_norm
+from llmrun.kernels.reference.norms import normed
 from llmrun.kernels.reference.step import TorchKvLayer, TorchStep
 
 SCORES = 1 << 24
@@ -23,7 +23,8 @@ def rope_append(
     queries, keys, values = split_heads(y, step.n_tokens, heads)
     for part, norm in ((queries, q_norm), (keys, k_norm)):
         if norm is not None:
-            part.copy_(rms_norm(part, norm))
+            rows = part.flatten(1) if norm.whole else part
+            part.copy_(normed(rows, norm).view(part.shape))
         if rope is not None:
             _rotate(part, *step.rotation(rope))
     for span in step.spans:

@@ -23,7 +23,7 @@ from llmrun.kernels.reference import attention as attention_ops
 from llmrun.kernels.reference import sampling
 from llmrun.kernels.reference.allocation import allocating
 from llmrun.kernels.reference.arrays import as_tensor, to_host
-from llmrun.kernels.reference.norms import activate, rms_norm
+from llmrun.kernels.reference.norms import activate, gated, normed
 from llmrun.kernels.reference.step import TorchKvLayer, TorchStep, kv_layer
 from llmrun.kernels.reference.weights import Scratch, TorchWeight, take_over
 
@@ -112,12 +112,12 @@ class TorchBackend:
         self,
         step: TorchStep,
         h: torch.Tensor,
-        norm: Norm,
+        norm: Norm | None,
         linears: Sequence[Linear],
         y: torch.Tensor,
     ) -> None:
         """y[T, sum N] = concatenation of the linears of norm(h)."""
-        x = rms_norm(h[: step.n_tokens], norm)
+        x = normed(h[: step.n_tokens], norm)
         start = 0
         for linear in linears:
             stop = start + linear.weight.shape[0]
@@ -155,24 +155,25 @@ class TorchBackend:
         linear: Linear,
         post_norm: Norm | None,
         h: torch.Tensor,
+        scale: float = 1.0,
     ) -> None:
-        """h[T, D] += post_norm(linear(x))."""
+        """h[T, D] += scale * post_norm(linear(x))."""
         y = torch.empty(step.n_tokens, linear.weight.shape[0], device=self._device)
         self._linear(x[: step.n_tokens], linear, y)
-        h[: step.n_tokens].add_(y if post_norm is None else rms_norm(y, post_norm))
+        h[: step.n_tokens].add_(normed(y, post_norm), alpha=scale)
 
     def norm_gate_up(
         self,
         step: TorchStep,
         h: torch.Tensor,
-        norm: Norm,
-        gate: Linear,
+        norm: Norm | None,
+        gate: Linear | None,
         up: Linear,
         activation: str,
         a: torch.Tensor,
     ) -> None:
-        """a[T, F] = activation(gate(norm(h))) * up(norm(h))."""
-        x = rms_norm(h[: step.n_tokens], norm)
+        """a[T, F] = activation(gate(norm(h))) * up(norm(h)); without a gate, of up alone."""
+        x = normed(h[: step.n_tokens], norm)
         a[: step.n_tokens].copy_(self._gate_up(x, gate, up, activation))
 
     def moe_add(
@@ -185,16 +186,18 @@ class TorchBackend:
         top_k: int,
         normalize: bool,
         activation: str,
+        scale: float = 1.0,
     ) -> None:
-        """h[T, D] += sum over the chosen experts of probability * expert(norm(h))."""
+        """h[T, D] += scale * sum over the chosen experts of probability * expert(norm(h))."""
         rows = h[: step.n_tokens]
-        x = rms_norm(rows, norm)
+        x = normed(rows, norm)
         scores = torch.empty(step.n_tokens, len(experts), device=self._device)
         self._linear(x, router, scores)
         chosen = torch.topk(torch.softmax(scores, dim=-1), top_k)
         share = chosen.values
         if normalize:
             share = share / share.sum(-1, keepdim=True)
+        share = share * scale
         for number, expert in enumerate(experts):
             token, rank = torch.nonzero(chosen.indices == number, as_tuple=True)
             if len(token) == 0:
@@ -212,22 +215,30 @@ class TorchBackend:
         head: Linear,
         scale: float,
         logits: torch.Tensor,
+        softcap: float | None = None,
     ) -> None:
-        """logits[R, V] = head(norm(h[rows])) * scale."""
-        self._linear(rms_norm(h[step.rows], norm), head, logits[: step.n_rows])
+        """logits[R, V] = head(norm(h[rows])) * scale, soft-capped."""
+        rows = logits[: step.n_rows]
+        self._linear(normed(h[step.rows], norm), head, rows)
         if scale != 1.0:
-            logits[: step.n_rows].mul_(scale)
+            rows.mul_(scale)
+        if softcap is not None:
+            rows.div_(softcap).tanh_().mul_(softcap)
 
     def pick(self, logits: torch.Tensor, requests: Sequence[PickRequest]) -> list[Pick]:
         """Choose one id per row."""
         return [sampling.pick(logits[row], request) for row, request in enumerate(requests)]
 
-    def _gate_up(self, x: torch.Tensor, gate: Linear, up: Linear, activation: str) -> torch.Tensor:
-        opened = torch.empty(x.shape[0], gate.weight.shape[0], device=self._device)
-        raised = torch.empty_like(opened)
-        self._linear(x, gate, opened)
+    def _gate_up(
+        self, x: torch.Tensor, gate: Linear | None, up: Linear, activation: str
+    ) -> torch.Tensor:
+        raised = torch.empty(x.shape[0], up.weight.shape[0], device=self._device)
         self._linear(x, up, raised)
-        return activate(opened, activation).mul_(raised)
+        if gate is None:
+            return activate(raised, activation)
+        opened = torch.empty_like(raised)
+        self._linear(x, gate, opened)
+        return gated(opened, raised, activation)
 
     def _linear(self, x: torch.Tensor, linear: Linear, y: torch.Tensor) -> None:
         weight = linear.weight
