@@ -4,7 +4,7 @@ All forms are row-major with K (input features) last and contiguous; N is output
 formulas give the weight in fp32. A form that takes part in arithmetic needs no other description.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from llmrun.kernels.host import DType, HostArray, LaterArray
@@ -37,7 +37,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks of a GGUF file that a GroupInt was made from, for backends that read them.
+    """The blocks of a GGUF file that a form was made from, for backends that read them.
 
     ``type``: GGUF's number. ``raw``: u8 [rows, bytes of a row]. ``row_blocks``: blocks of a row.
     ``order``: the row of ``raw`` for each row of the weight; None: as they are. ``check()`` raises
@@ -105,7 +105,7 @@ class Lut16:
     """Four-bit indices into a table of 16 values with a scale per group along K.
 
     ``codes`` as in GroupInt 4; ``table`` f32 [16]; ``scales`` [N, K/group]; group 32, 64 or 128.
-    Weight: ``s * table[u]``.
+    Weight: ``s * table[u]``. ``blocks`` as in GroupInt.
     """
 
     group: int
@@ -113,6 +113,7 @@ class Lut16:
     table: HostArray
     scales: HostArray
     shape: tuple[int, int]
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         n, k = self.shape
@@ -155,21 +156,57 @@ def bits_per_weight(form: Form) -> float:
     return 8 * nbytes(form) / parameters(form)
 
 
-def rows(form: Form, order: Iterable[int]) -> Form:
-    """Return the same weight with its rows gathered in ``order`` (a permutation or a subset).
+def rows(form: Form, picked: Sequence[int]) -> Form:
+    """Return the same weight with its rows gathered in an order (a permutation or a subset).
 
-    Moves bytes only, so codes and scales stay bit for bit what they were.
+    Moves bytes only, so codes and scales stay bit for bit what they were; rows that follow each
+    other (a ``range``) are not even copied.
     """
-    picked = order if isinstance(order, list) else list(order)
     if isinstance(form, Dense):
         return Dense(_take(form.w, picked))
     shape = (len(picked), form.shape[1])
     codes, scales = _take(form.codes, picked), _take(form.scales, picked)
-    if isinstance(form, Lut16):
-        return Lut16(form.group, codes, form.table, scales, shape)
-    mins = None if form.mins is None else _take(form.mins, picked)
     blocks = None if form.blocks is None else form.blocks.rows(picked)
+    if isinstance(form, Lut16):
+        return Lut16(form.group, codes, form.table, scales, shape, blocks)
+    mins = None if form.mins is None else _take(form.mins, picked)
     return GroupInt(form.bits, form.group, codes, scales, mins, shape, blocks)
+
+
+def matrix(form: Form, *, vector: bool = False, transposed: bool = False) -> Form:
+    """Return a stack of matrices [E, N, K] as one matrix [E * N, K], rows one after another.
+
+    ``vector``: a stack of vectors as one vector. ``transposed``: each [K, N] is turned around
+    first, which is done for dense forms only (ValueError for others).
+    """
+    if not isinstance(form, Dense):
+        if transposed:
+            raise ValueError(f"{form.kind} cannot be transposed")
+        return form  # quantized stacks are matrices already
+    array = form.w
+    if transposed:
+        array = _turned(array)
+    shape = (array.size,) if vector else (array.size // array.shape[-1], array.shape[-1])
+    if shape == form.shape:
+        return form
+    return Dense(LaterArray(array.dtype, shape, lambda: array.data))
+
+
+def _turned(source: HostArray) -> HostArray:
+    """The last two dimensions exchanged."""
+    *outer, k, n = source.shape
+    code = {16: "H", 32: "I"}[source.dtype.bits]
+
+    def turned() -> memoryview:
+        numbers = source.data.cast("B").cast(code)
+        made = bytearray()
+        for start in range(0, len(numbers), k * n):
+            one = numbers[start : start + k * n]
+            for column in range(n):
+                made += one[column::n].tobytes()
+        return memoryview(made)
+
+    return LaterArray(source.dtype, (*outer, n, k), turned)
 
 
 def _take(source: HostArray, picked: Sequence[int]) -> HostArray:
@@ -177,6 +214,8 @@ def _take(source: HostArray, picked: Sequence[int]) -> HostArray:
 
     def gathered() -> memoryview:
         data = source.data
+        if isinstance(picked, range) and picked.step == 1:
+            return data[picked.start * stride : picked.stop * stride]
         return memoryview(
             bytearray().join([data[row * stride : (row + 1) * stride] for row in picked])
         )

@@ -115,9 +115,9 @@ class Linear:
 class Norm:
     """RMSNorm: ``x / sqrt(mean(x^2) + eps) * (gamma + offset)``, statistics in fp32.
 
-    ``gamma`` [K]. ``offset`` is 1 for models that store ``1 + w`` as ``w``. ``centered``: LayerNorm,
-    which takes ``x - mean(x)`` for x; ``beta`` [K] is added last. ``whole``, for queries and keys:
-    over all heads of a token at once (K is H dh or Hkv dh) instead of head by head (K is dh).
+    ``gamma`` [K]. ``offset`` is 1 for models that store ``1 + w`` as ``w``. ``centered``: of
+    ``x - mean(x)`` (LayerNorm); ``beta`` [K] is added last. ``whole``, for queries and keys: over
+    all heads of a token at once (K is H dh or Hkv dh) instead of head by head (K is dh).
     """
 
     gamma: Array

@@ -222,7 +222,7 @@ def _fit(
     planned = plan_weights(choice, source, resident=True)
     kept = source.kept_bytes()
     total = 0.0
-    for name, (_, shape, kind) in weights_to_plan(choice, source).items():
+    for name, (_, shape, kind) in weights_to_plan(choice, source, resident=True).items():
         scheme = planned[name].scheme
         if scheme is None:
             total += kept[name]

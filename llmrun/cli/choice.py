@@ -75,12 +75,12 @@ def has_already(scheme: Scheme, source: Source) -> bool:
 
 
 def plan_weights(choice: Choice, source: Source, *, resident: bool) -> dict[str, Planned]:
-    """What becomes of each parameter, by canonical name.
+    """What becomes of each weight: of parameters in memory (``resident``), of tensors in files.
 
     In memory the embedding and head of a quantized model are int8, also when its linear layers
     are quantized in the file.
     """
-    weights = weights_to_plan(choice, source)
+    weights = weights_to_plan(choice, source, resident=resident)
     planned = plan(choice.scheme, weights, resident=resident)
     if choice.scheme is None and source.is_quantized and resident and not choice.untouched:
         outer = {
@@ -93,9 +93,12 @@ def plan_weights(choice: Choice, source: Source, *, resident: bool) -> dict[str,
     return planned
 
 
-def weights_to_plan(choice: Choice, source: Source) -> Mapping[str, Weight]:
-    """The weights as the recipe sees them: opened ones count as dense."""
-    weights = source.weights()
+def weights_to_plan(choice: Choice, source: Source, *, resident: bool) -> Mapping[str, Weight]:
+    """The weights as the recipe sees them: opened ones count as dense.
+
+    ``resident``: parameters by canonical name; otherwise tensors by published name.
+    """
+    weights = source.weights() if resident else source.published_weights()
     if not choice.requantized:
         return weights
     return {

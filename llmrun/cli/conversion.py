@@ -44,7 +44,7 @@ CONFIG_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 class Conversion:
     """Everything about a conversion that is known before any weight is read.
 
-    ``planned``: what becomes of each parameter; ``layout``: where it goes; ``predicted_bytes`` of
+    ``planned``: what becomes of each tensor; ``layout``: where it goes; ``predicted_bytes`` of
     the finished folder. ``quantized``: how many weights the scheme covers.
     """
 
@@ -87,10 +87,10 @@ class Conversion:
         return report, coverage.finish(allow_partial=allow_partial)
 
     def _tensors(self, coverage: CoverageBuilder) -> Iterator[tuple[str, Form]]:
-        parameters = self.source.binding.parameters
+        weights = self.source.published_weights()
 
         def converted(name: str, form: Form) -> Form:
-            planned, role = self.planned[name], parameters[name].role
+            planned, role = self.planned[name], weights[name][0]
             # What no scheme covers is dense in the published format: norms, embedding, head.
             covered = planned.scheme is not None
             if covered:
@@ -99,7 +99,7 @@ class Conversion:
             coverage.add(name, role, result, planned)
             return result
 
-        return self.source.tensors(converted)
+        return self.source.published_tensors(converted)
 
 
 def prepare(
@@ -117,7 +117,7 @@ def prepare(
     planned = plan_weights(choice, source, resident=False)
     dtype = _model_dtype(choice, source, planned)
     tensors = []
-    for name, (_, shape, kind) in source.weights().items():
+    for name, (_, shape, kind) in source.published_weights().items():
         scheme_name = planned[name].scheme
         written = kind if is_dense(kind) else OPENED_KIND
         if scheme_name is not None:
@@ -155,6 +155,6 @@ def refusal(scheme: Scheme, source: Source) -> str | None:
 def _model_dtype(choice: Choice, source: Source, planned: Mapping[str, Planned]) -> str:
     # All scales of a published checkpoint have one dtype, the model's: the dtype most covered
     # weights have. Weights of another one are rounded to it before they are quantized.
-    weights = weights_to_plan(choice, source)
+    weights = weights_to_plan(choice, source, resident=False)
     kinds = Counter(weights[name][2] for name in planned if planned[name].scheme is not None)
     return kinds.most_common(1)[0][0] if kinds else OPENED_KIND

@@ -101,8 +101,9 @@ def stored_coverage(
     Reads each tensor once; nothing stays in memory.
     """
     coverage = CoverageBuilder(scheme)
-    for name, form in source.tensors(lambda _, form: form):
-        coverage.add(name, source.binding.parameters[name].role, form, planned[name])
+    weights = source.published_weights()
+    for name, form in source.published_tensors(lambda _, form: form):
+        coverage.add(name, weights[name][0], form, planned[name])
     return coverage.finish(allow_partial=allow_partial)
 
 

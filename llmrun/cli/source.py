@@ -32,9 +32,20 @@ class Source:
     def weights(self) -> dict[str, Weight]:
         """Every parameter by canonical name, in the checkpoint's order."""
         found = {}
-        for name, canonical in self.binding.names.items():
-            parameter, info = self.binding.parameters[canonical], self.checkpoint.tensors[name]
-            found[canonical] = (parameter.role, parameter.shape, info.kind.lower())
+        for name, held in self.binding.held.items():
+            kind = self.checkpoint.tensors[name].kind.lower()
+            for piece in held.pieces:
+                parameter = self.binding.parameters[piece.canonical]
+                found[piece.canonical] = (parameter.role, parameter.shape, kind)
+        return found
+
+    def published_weights(self) -> dict[str, Weight]:
+        """Every tensor by its published name: what a recipe for files decides on."""
+        found = {}
+        for name, held in self.binding.held.items():
+            info = self.checkpoint.tensors[name]
+            role = self.binding.parameters[held.pieces[0].canonical].role
+            found[self.binding.published[name]] = (role, tuple(info.shape), info.kind.lower())
         return found
 
     def kept_bytes(self) -> dict[str, int]:
@@ -42,13 +53,24 @@ class Source:
 
         Some of GGUF's types take more than in the file, since they become simpler forms.
         """
-        tensors = self.checkpoint.tensors
-        return {c: _kept_bytes(tensors[name]) for name, c in self.binding.names.items()}
+        kept = {}
+        for name, held in self.binding.held.items():
+            info = self.checkpoint.tensors[name]
+            whole, count = _kept_bytes(info), math.prod(info.shape)
+            for piece in held.pieces:
+                share = math.prod(self.binding.parameters[piece.canonical].shape)
+                kept[piece.canonical] = whole * share // count
+        return kept
 
     def tensors(self, change: Callable[[str, Form], Form]) -> Iterator[tuple[str, Form]]:
         """Read the parameters one at a time, each through ``change(canonical name, form)``."""
         for canonical, form in self.binding.tensors(self.checkpoint.read):
             yield canonical, change(canonical, form)
+
+    def published_tensors(self, change: Callable[[str, Form], Form]) -> Iterator[tuple[str, Form]]:
+        """Read whole tensors one at a time, each through ``change(published name, form)``."""
+        for name, form in self.binding.published_tensors(self.checkpoint.read):
+            yield name, change(name, form)
 
 
 def open_source(path: Path) -> Source:

@@ -36,6 +36,7 @@ class KvCache:
             backend.kv_layer(n_slots, capacity, spec.heads, form) for _ in range(len(spec.layers))
         ]
         self._ids: list[list[int]] = [[] for _ in range(n_slots)]
+        self._stages = [0] * n_slots
 
     @property
     def nbytes(self) -> int:
@@ -71,9 +72,21 @@ class KvCache:
         """The ids the slot holds, in order."""
         return tuple(self._ids[slot])
 
-    def append(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Record ids whose K and V have just been written behind the slot's length."""
+    def outgrown(self, slot: int, n_tokens: int) -> bool:
+        """Whether the slot's keys are rotated for another length than with ``n_tokens`` more.
+
+        They must be computed anew then; false for all models but those with a ``RopeByLength``.
+        """
+        length = self.length(slot)
+        return length > 0 and self._stages[slot] != self.spec.rope_stage(length + n_tokens)
+
+    def append(self, slot: int, token_ids: Sequence[int], stage: int = 0) -> None:
+        """Record ids whose K and V have just been written behind the slot's length.
+
+        ``stage``: how they were rotated, the same for all the slot holds.
+        """
         self._ids[slot].extend(token_ids)
+        self._stages[slot] = stage
 
     def truncate(self, slot: int, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` of the slot."""
@@ -84,12 +97,17 @@ class KvCache:
         for layer in self.layers:
             self.backend.kv_copy(layer, source, target, self.length(source))
         self._ids[target] = list(self._ids[source])
+        self._stages[target] = self._stages[source]
 
     def reuse(self, slot: int, prompt_ids: Sequence[int]) -> int:
         """Keep the longest prefix the slot shares with the prompt; return its length.
 
-        The last prompt id is always left to compute: its logits give the first answer id.
+        The last prompt id is always left to compute: its logits give the first answer id. Nothing
+        is kept if the prompt needs another rotation than the slot's keys have.
         """
+        if self.outgrown(slot, len(prompt_ids) - self.length(slot)):
+            self.truncate(slot, 0)
+            return 0
         limit = max(len(prompt_ids) - 1, 0)
         pairs = enumerate(zip(self._ids[slot], prompt_ids[:limit], strict=False))
         kept = next(

@@ -33,9 +33,26 @@ def prefill(
 
     ``interrupt`` is polled before each chunk and between layers. The device may still be working
     on the last chunk when this returns. ContextError, before any compute, if the ids do not fit
-    behind what the slot holds.
+    behind what the slot holds. What the slot holds is fed again if the sequence outgrows the
+    rotation of its keys.
     """
     cache.check_room(slot, len(token_ids))
+    if cache.outgrown(slot, len(token_ids)):
+        token_ids = [*cache.ids(slot), *token_ids]
+        cache.truncate(slot, 0)
+    stage = model.spec.rope_stage(cache.length(slot) + len(token_ids))
+    return _feed(model, cache, token_ids, slot, stage, interrupt, on_progress)
+
+
+def _feed(
+    model: Model,
+    cache: KvCache,
+    token_ids: Sequence[int],
+    slot: int,
+    stage: int,
+    interrupt: Interrupt,
+    on_progress: Progress | None,
+) -> Array | None:
     total = len(token_ids)
     logits: Array | None = None
     for start in range(0, total, model.max_tokens):
@@ -48,10 +65,10 @@ def prefill(
         is_last = start + len(chunk) == total
         span = Span(slot, 0, len(chunk), cache.length(slot))
         rows = [len(chunk) - 1] if is_last else []
-        logits = model.forward(chunk, [span], cache.layers, rows, interrupt)
+        logits = model.forward(chunk, [span], cache.layers, rows, interrupt, stage)
         if logits is None:
             return None
-        cache.append(slot, chunk)
+        cache.append(slot, chunk, stage)
     if on_progress is not None:
         model.backend.synchronize()
         on_progress(total, total)
@@ -59,20 +76,40 @@ def prefill(
 
 
 def decode_step(
-    model: Model, cache: KvCache, slots: Sequence[int], token_ids: Sequence[int]
-) -> Array:
+    model: Model,
+    cache: KvCache,
+    slots: Sequence[int],
+    token_ids: Sequence[int],
+    *,
+    interrupt: Interrupt = never,
+) -> Array | None:
     """Feed one id to each slot, all in one pass; return the logits [len(slots), V].
 
-    Slots are distinct, no more than the model was built to give rows of logits for.
-    ContextError, before any compute, if one is full.
+    Slots are distinct, no more than the model was built to give rows of logits for, and their
+    lengths call for the same rotation (ValueError). ContextError, before any compute, if one is
+    full. A slot that outgrows the rotation of its keys is fed again first, which takes as long as
+    its prefill; only then ``interrupt`` is asked, and None comes back if it says yes.
     """
     for slot in slots:
         cache.check_room(slot, 1)
+    stages = {model.spec.rope_stage(cache.length(slot) + 1) for slot in slots}
+    if len(stages) > 1:
+        raise ValueError(
+            f"lengths {[cache.length(slot) for slot in slots]} are rotated differently"
+        )
+    (stage,) = stages
+    for slot in slots:
+        if cache.outgrown(slot, 1):
+            held = cache.ids(slot)
+            cache.truncate(slot, 0)
+            if _feed(model, cache, held, slot, stage, interrupt, None) is None:
+                return None
     spans = [Span(slot, row, 1, cache.length(slot)) for row, slot in enumerate(slots)]
-    logits = model.forward(token_ids, spans, cache.layers, list(range(len(slots))))
-    assert logits is not None  # a step is never interrupted
+    rows = list(range(len(slots)))
+    logits = model.forward(token_ids, spans, cache.layers, rows, never, stage)
+    assert logits is not None  # the step itself is never interrupted
     for slot, token_id in zip(slots, token_ids, strict=True):
-        cache.append(slot, [token_id])
+        cache.append(slot, [token_id], stage)
     return logits
 
 
@@ -166,7 +203,9 @@ def generate(
         if interrupt():
             return Finish.INTERRUPTED
         phase, parts = Phase.DECODE, None
-        logits = decode_step(model, cache, [slot], [pick.token_id])
+        logits = decode_step(model, cache, [slot], [pick.token_id], interrupt=interrupt)
+        if logits is None:
+            return Finish.INTERRUPTED
 
 
 def _finish(*, stop: bool, length: bool, context: bool) -> Finish | None:

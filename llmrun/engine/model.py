@@ -44,10 +44,12 @@ class Model(Protocol):
         kv: Sequence[KvLayer],
         rows: Sequence[int],
         interrupt: Interrupt = ...,
+        stage: int = ...,
     ) -> Array | None:
         """Run T ids through the model: K and V go to the cache, logits [R, V] come back.
 
         ``rows`` are the R rows of this call whose logits are wanted; it may be empty, then no head
-        is computed. The array is valid until the next call. ``interrupt`` is asked between layers;
+        is computed. ``stage``: ``spec.rope_stage`` of the length these sequences will have, which
+        is also that of what their slots hold. The array is valid until the next call. ``interrupt`` is asked between layers;
         None comes back if it said yes, and what was written is not to be counted.
         """

@@ -6,11 +6,13 @@ the parity tests pick it up by themselves.
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 
 import llmrun.model.archs as archs
 from llmrun.errors import ModelFileError
+from llmrun.model.gguf import GgufFile
+from llmrun.model.layout import Layout
 from llmrun.model.spec import DecoderSpec
 
 Config = Mapping[str, object]
@@ -20,14 +22,18 @@ Config = Mapping[str, object]
 class GgufForm:
     """How GGUF files hold this architecture.
 
-    ``name``: value of ``general.architecture``. ``config(metadata)`` gives the same config a
-    Hugging Face checkpoint would have. ``interleaved``: query and key rows are stored with
-    rotary pairs next to each other and are put back into halves at load.
+    ``name``: value of ``general.architecture``. ``config(file)`` gives the same config a Hugging
+    Face checkpoint would have. ``interleaved``: query and key rows were stored with rotary pairs
+    next to each other and are put back into the published order at load. ``names``: what a layer's
+    tensors are called in the published checkpoint where ``model.gguf`` says otherwise.
+    ``applies(metadata)``: whether a file of this name is of this architecture, if several are.
     """
 
     name: str
-    config: Callable[[Config], dict[str, object]]
-    interleaved: bool
+    config: Callable[[GgufFile], dict[str, object]]
+    interleaved: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    applies: Callable[[Config], bool] = lambda metadata: True
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,14 @@ class Architecture:
 
     ``model_type`` and ``class_names`` as configs name it; ``spec`` reads a config (ModelFileError
     for values it does not support); ``tiny``: configs of small models for the parity tests, each
-    exercising another corner.
+    exercising another corner; ``layout``: where its checkpoints keep the parameters.
     """
 
     model_type: str
     class_names: tuple[str, ...]
     spec: Callable[[Config], DecoderSpec]
     tiny: tuple[dict[str, object], ...]
+    layout: Layout = field(default_factory=Layout)
     gguf: GgufForm | None = None
 
 
@@ -65,12 +72,14 @@ def find(model_type: object) -> Architecture:
     return known[model_type]
 
 
-def find_gguf(name: object) -> tuple[Architecture, GgufForm]:
-    """The architecture of a GGUF's ``general.architecture``."""
-    known = {a.gguf.name: (a, a.gguf) for a in architectures().values() if a.gguf is not None}
-    if not isinstance(name, str) or name not in known:
-        raise _unsupported(str(name), sorted(known))
-    return known[name]
+def find_gguf(metadata: Config) -> tuple[Architecture, GgufForm]:
+    """The architecture of a GGUF, by its ``general.architecture``."""
+    name = metadata.get("general.architecture")
+    known = [(arch, arch.gguf) for arch in architectures().values() if arch.gguf is not None]
+    for arch, form in known:
+        if form.name == name and form.applies(metadata):
+            return arch, form
+    raise _unsupported(str(name), sorted({form.name for _, form in known}))
 
 
 def _unsupported(name: str, known: list[str]) -> ModelFileError:

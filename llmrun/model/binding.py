@@ -4,116 +4,180 @@ The result says which tensor fills which parameter. It exists only if every tens
 every parameter filled with the right shape; otherwise a ModelFileError names the tensors.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
 from llmrun.errors import ModelFileError
-from llmrun.kernels.forms import Dense, Form, rows
-from llmrun.kernels.host import DType
-from llmrun.kernels.ops import Rope
+from llmrun.kernels.forms import Form, matrix, rows
 from llmrun.model.architecture import Config, find, find_gguf
-from llmrun.model.gguf import ROPE_FACTORS, canonical_name, half_split_rows
-from llmrun.model.parameters import HEAD, Parameter, expected
-from llmrun.model.rope import DEFAULT_THETA, llama3_parameters
-from llmrun.model.spec import DecoderSpec
+from llmrun.model.gguf import GgufFile
+from llmrun.model.layout import Layout, Piece, Shape, half_split_rows, n_rows
+from llmrun.model.parameters import HEAD, Parameter, expected, layer_name
+from llmrun.model.spec import DecoderSpec, RopeByLength
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, Shape]
 RECOMPUTED = re.compile(r".*rotary_emb\.inv_freq$")
 """Buffers that older checkpoints store and that follow from the config."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one tensor of a checkpoint holds: pieces of it, each a parameter."""
+
+    pieces: tuple[Piece, ...]
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
 class Binding:
     """A decoder's spec and where each of its parameters comes from.
 
-    ``names``: checkpoint name to canonical name, in the checkpoint's order. ``parameters``: by
-    canonical name. ``row_orders``: canonical names whose rows are gathered in another order.
-    ``config``: the Hugging Face config of the same model, unless ``inexpressible`` says why none
-    describes it. ``unused``: tensors left out on purpose, with the reason.
+    ``held``: by the checkpoint's names, in its order. ``published``: the Hugging Face name of each
+    tensor. ``parameters``: by canonical name. ``config``: the Hugging Face config of the same
+    model, unless ``inexpressible`` says why the weights cannot be written beside one.
+    ``row_orders``: tensors whose rows the published checkpoint has in another order. ``unused``:
+    tensors left out on purpose, with the reason.
     """
 
     spec: DecoderSpec
     config: Config
-    names: Mapping[str, str]
+    held: Mapping[str, Held]
     parameters: Mapping[str, Parameter]
-    row_orders: Mapping[str, list[int]]
     unused: Mapping[str, str]
+    published: Mapping[str, str]
+    row_orders: Mapping[str, list[int]] = field(default_factory=dict)
     inexpressible: str | None = None
 
     def tensors(self, read: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
-        """Read the parameters one at a time, under their canonical names."""
-        for name, canonical in self.names.items():
-            form = read(name)
-            order = self.row_orders.get(canonical)
-            yield canonical, form if order is None else rows(form, order)
+        """Read the parameters one tensor at a time, under their canonical names."""
+        for name, held in self.held.items():
+            form = self._in_published_order(name, read(name))
+            for piece in held.pieces:
+                shape = self.parameters[piece.canonical].shape
+                whole = matrix(form, vector=len(shape) == 1, transposed=held.transposed)
+                yield piece.canonical, whole if piece.rows is None else rows(whole, piece.rows)
+
+    def published_tensors(self, read: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
+        """Read whole tensors one at a time, under their published names."""
+        for name in self.held:
+            yield self.published[name], self._in_published_order(name, read(name))
+
+    def _in_published_order(self, name: str, form: Form) -> Form:
+        order = self.row_orders.get(name)
+        return form if order is None else rows(form, order)
 
 
 def bind_huggingface(config: Config, shapes: Shapes) -> Binding:
     """Match a Hugging Face checkpoint (config.json and tensor shapes by name)."""
-    spec = find(config.get("model_type")).spec(config)
+    arch = find(config.get("model_type"))
+    spec, layout = arch.spec(config), arch.layout
     unused = {name: "recomputed from the config" for name in shapes if RECOMPUTED.match(name)}
-    if spec.tied and HEAD in shapes:
-        unused[HEAD] = "the config ties the head to the embedding"
-    names = {name: name for name in shapes if name not in unused}
-    return _matched(spec, config, names, shapes, {}, unused)
+    unused |= {n: why for n in shapes if (why := layout.why_ignored(n)) is not None}
+    held = _held(layout, spec, {n: n for n in shapes if n not in unused}, shapes)
+    if spec.tied:
+        for name in [n for n, h in held.items() if h.pieces[0].canonical == HEAD]:
+            unused[name] = "the config ties the head to the embedding"
+            del held[name]
+    inexpressible = _stacked(name for name in held if len(shapes[name]) > 2)
+    published = {name: name for name in held}
+    return _matched(spec, config, held, shapes, unused, published, {}, inexpressible)
 
 
 def bind_gguf(metadata: Config, shapes: Shapes, read: Callable[[str], Form]) -> Binding:
     """Match a GGUF file (metadata, tensor shapes by name); ``read`` serves small vectors."""
-    arch, gguf = find_gguf(metadata.get("general.architecture"))
-    config = gguf.config(metadata) | {"architectures": [arch.class_names[0]]}
-    names = {name: canonical_name(name) for name in shapes if name != ROPE_FACTORS}
-    config["tie_word_embeddings"] = HEAD not in names.values()
-    biased = any(name.endswith("self_attn.q_proj.bias") for name in names.values())
-    if biased and arch.model_type == "llama":
-        config["attention_bias"] = True
+    arch, form = find_gguf(metadata)
+    file = GgufFile(metadata, shapes, read, form.names)
+    config = form.config(file) | {"architectures": [arch.class_names[0]]}
+    file.finish()
     spec = arch.spec(config)
-    inexpressible = None
-    if ROPE_FACTORS in shapes:
-        scaled = _scaled(spec.layers[0].rope, read(ROPE_FACTORS))
-        theta = config.pop("rope_theta", DEFAULT_THETA)
-        parameters = llama3_parameters(float(str(theta)), scaled)
-        if parameters is None:
-            inexpressible = f"its {ROPE_FACTORS} tensor is of no published kind"
-            layers = tuple(replace(layer, rope=Rope(scaled)) for layer in spec.layers)
-            spec = replace(spec, layers=layers)
-        else:
-            config["rope_parameters"] = parameters
-            spec = arch.spec(config)
+    published = {name: file.published_name(name) for name in shapes if name not in file.consumed}
+    held = _held(arch.layout, spec, published, shapes)
     orders = {}
-    if gguf.interleaved:
+    if form.interleaved:
         for part, n_heads in (("q", spec.heads.n_heads), ("k", spec.heads.n_kv_heads)):
             order = half_split_rows(n_heads, spec.heads.head_dim)
-            for layer in range(len(spec.layers)):
-                for kind in ("weight", "bias"):
-                    orders[f"model.layers.{layer}.self_attn.{part}_proj.{kind}"] = order
-    matched = _matched(spec, config, names, shapes, orders, {})
-    return replace(matched, inexpressible=inexpressible)
+            for name in published:
+                if re.fullmatch(rf"blk\.\d+\.attn_{part}\.(weight|bias)", name):
+                    orders[name] = order
+    stacks = _stacked(name for name in shapes if "_exps" in name)
+    inexpressible = file.inexpressible or stacks
+    return _matched(spec, config, held, shapes, {}, published, orders, inexpressible)
+
+
+def _stacked(names: Iterator[str]) -> str | None:
+    stack = next(names, None)
+    return stack and f"{stack} holds all experts of a layer in one tensor"
+
+
+def _held(
+    layout: Layout, spec: DecoderSpec, published: Mapping[str, str], shapes: Shapes
+) -> dict[str, Held]:
+    parameters = expected(spec)
+    paired = _paired_rows(spec) if layout.paired else {}
+    held = {}
+    for name, known_as in published.items():
+        pieces, transposed = layout.pieces(known_as, shapes[name], parameters)
+        ordered = tuple(
+            Piece(piece.canonical, _within(piece.rows, paired[piece.canonical]))
+            if piece.canonical in paired
+            else piece
+            for piece in pieces
+        )
+        held[name] = Held(ordered, transposed)
+    return held
+
+
+def _within(outer: Sequence[int] | None, order: list[int]) -> list[int]:
+    return order if outer is None else [outer[row] for row in order]
+
+
+def _paired_rows(spec: DecoderSpec) -> dict[str, list[int]]:
+    """Row orders of queries and keys whose rotary pairs are neighbours."""
+    rope = next((layer.rope for layer in spec.layers if layer.rope is not None), None)
+    if rope is None:
+        return {}
+    first = rope.ropes[0] if isinstance(rope, RopeByLength) else rope
+    orders = {}
+    for part, n_heads in (("q", spec.heads.n_heads), ("k", spec.heads.n_kv_heads)):
+        order = half_split_rows(n_heads, spec.heads.head_dim, 2 * len(first.inv_freq))
+        for layer in range(len(spec.layers)):
+            for kind in ("weight", "bias"):
+                orders[layer_name(layer, f"self_attn.{part}_proj.{kind}")] = order
+    return orders
 
 
 def _matched(
     spec: DecoderSpec,
     config: Config,
-    names: Mapping[str, str],
+    held: Mapping[str, Held],
     shapes: Shapes,
-    row_orders: Mapping[str, list[int]],
     unused: Mapping[str, str],
+    published: Mapping[str, str],
+    row_orders: Mapping[str, list[int]],
+    inexpressible: str | None = None,
 ) -> Binding:
     parameters = expected(spec)
-    surplus = sorted(name for name, canonical in names.items() if canonical not in parameters)
-    missing = sorted(parameters.keys() - set(names.values()))
+    filled = [piece.canonical for what in held.values() for piece in what.pieces]
+    surplus = sorted(
+        name
+        for name, what in held.items()
+        if any(piece.canonical not in parameters for piece in what.pieces)
+    )
+    twice = sorted(name for name, times in Counter(filled).items() if times > 1)
     wrong = [
-        f"{name} is {shapes[name]}, expected {parameters[canonical].shape}"
-        for name, canonical in names.items()
-        if canonical in parameters and tuple(shapes[name]) != parameters[canonical].shape
+        f"{name} is {tuple(shapes[name])}{_wanted(what, parameters)}"
+        for name, what in held.items()
+        if name not in surplus and not _fits(shapes[name], what, parameters)
     ]
     faults = [
         f"{label}: {_some(items)}"
         for label, items in (
             ("not used by this architecture", surplus),
-            ("missing", missing),
+            ("missing", sorted(parameters.keys() - set(filled))),
+            ("there more than once", twice),
             ("of the wrong shape", wrong),
         )
         if items
@@ -124,20 +188,31 @@ def _matched(
             "the files are damaged, incomplete or of a variant llmrun does not know; "
             "`llmrun pull` fetches them again",
         )
-    return Binding(spec, config, names, parameters, row_orders, unused)
+    return Binding(spec, config, held, parameters, unused, published, row_orders, inexpressible)
 
 
-def _scaled(rope: Rope | None, factors: Form) -> tuple[float, ...]:
-    if rope is None or not isinstance(factors, Dense) or factors.w.dtype is not DType.F32:
-        raise _bad_factors(f"it is {factors.kind} {factors.shape}, expected f32")
-    values = factors.w.data.cast("B").cast("f").tolist()
-    if len(values) != len(rope.inv_freq) or not all(0 < v < math.inf for v in values):
-        raise _bad_factors(f"expected {len(rope.inv_freq)} positive numbers")
-    return tuple(f / d for f, d in zip(rope.inv_freq, values, strict=True))
+def _fits(shape: Shape, held: Held, parameters: Mapping[str, Parameter]) -> bool:
+    wanted = [parameters[piece.canonical].shape for piece in held.pieces]
+    vector = len(wanted[0]) == 1
+    if held.pieces[0].rows is None and tuple(shape) != wanted[0]:
+        return False
+    if not vector and (len(shape) < 2 or shape[-2 if held.transposed else -1] != wanted[0][-1]):
+        return False
+    total = n_rows(shape, vector=vector, transposed=held.transposed)
+    covered = sum(total if piece.rows is None else len(piece.rows) for piece in held.pieces)
+    each = all(
+        piece.rows is None or len(piece.rows) == wanted[number][0]
+        for number, piece in enumerate(held.pieces)
+    )
+    return covered == total and each
 
 
-def _bad_factors(why: str) -> ModelFileError:
-    return ModelFileError(f"the tensor {ROPE_FACTORS} is damaged: {why}", "download it again")
+def _wanted(held: Held, parameters: Mapping[str, Parameter]) -> str:
+    shapes = [parameters[piece.canonical].shape for piece in held.pieces]
+    if len(shapes) == 1:
+        return f", expected {shapes[0]}"
+    rows_wanted = sum(shape[0] for shape in shapes)
+    return f", expected {len(shapes)} parts with {rows_wanted} rows of {prod(shapes[0][1:])}"
 
 
 def _some(items: list[str]) -> str:

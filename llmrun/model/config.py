@@ -63,6 +63,10 @@ LIMITS = {
     "max_position_embeddings": 134_217_728,
     "sliding_window": 134_217_728,
     "original_max_position_embeddings": 134_217_728,
+    "num_local_experts": 4_096,
+    "num_experts": 4_096,
+    "num_experts_per_tok": 4_096,
+    "moe_intermediate_size": 1_048_576,
 }
 """Largest value believed for a size; anything above is damage, not a model."""
 
@@ -104,10 +108,32 @@ class ConfigReader:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self._take(key, default)
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not math.isfinite(cast(float, value)) or cast(float, value) <= 0:
+        if not _is_positive(value):
             raise self._bad(key, value, "a finite number above 0")
         return float(cast(float, value))
+
+    def optional_number(self, key: str) -> float | None:
+        """A finite number above zero; None if absent or 0, which configs write for "off"."""
+        self._asked.add(key)
+        return self.number(key) if self._config.get(key) else None
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        """``count`` finite numbers above zero."""
+        value = self._take(key, None)
+        fits = isinstance(value, list) and len(value) == count
+        if not fits or not all(map(_is_positive, cast("list[object]", value))):
+            raise self._bad(key, value, f"{count} finite numbers above 0")
+        return [float(number) for number in cast("list[float]", value)]
+
+    def flags(self, key: str, count: int) -> list[bool] | None:
+        """``count`` values that are 0 or 1 (or false and true); None if absent."""
+        self._asked.add(key)
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != count or not set(value) <= {0, 1}:
+            raise self._bad(key, value, f"{count} values of 0 or 1")
+        return [bool(item) for item in value]
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean."""
@@ -147,6 +173,14 @@ class ConfigReader:
             shown = " or ".join(repr(item) for item in supported)
             raise self._bad(key, value, f"{shown}; other values are not supported")
 
+    def one_of(self, key: str, default: str, *supported: str) -> str:
+        """A string llmrun knows."""
+        value = self._take(key, default)
+        if not isinstance(value, str) or value not in supported:
+            shown = " or ".join(repr(item) for item in supported)
+            raise self._bad(key, value, f"{shown}; others are not supported")
+        return value
+
     def finish(self, harmless: frozenset[str] = frozenset()) -> None:
         """Refuse keys nobody asked for: they may change the mathematics."""
         unknown = sorted(
@@ -177,3 +211,14 @@ class ConfigReader:
             f"the model's config says {self._prefix}{key} = {value!r}; expected {wanted}",
             "use another model, or check that config.json is the publisher's own",
         )
+
+
+def _is_positive(value: object) -> bool:
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    return fits and math.isfinite(cast(float, value)) and cast(float, value) > 0
+
+
+def positive_integer(value: object) -> int | None:
+    """A whole number above zero, or None for anything else."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return cast(int, value) if fits else None

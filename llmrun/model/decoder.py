@@ -5,13 +5,12 @@ each to the backend and drops it, so the peak is the resident weights plus one t
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from math import prod
 
 from llmrun.errors import ModelFileError
 from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.ops import (
     Array,
-    Attention,
     Backend,
     Interrupt,
     KvLayer,
@@ -21,31 +20,15 @@ from llmrun.kernels.ops import (
     Weight,
     never,
 )
-from llmrun.model.parameters import EMBEDDING, FINAL_NORM, HEAD, expected, layer_name
-from llmrun.model.spec import DecoderSpec, LayerSpec
+from llmrun.model.layer import Layer, LayerBinder, Workspace, issue
+from llmrun.model.parameters import EMBEDDING, FINAL_NORM, HEAD, expected
+from llmrun.model.spec import DecoderSpec
 
 MAX_TOKENS = 256
 """Tokens of one call: prefill chunks are at most this long."""
 
 MAX_ROWS = 16
 """Rows of logits of one call: sequences decoded together."""
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """The bound arrays of one layer."""
-
-    spec: LayerSpec
-    attention: Attention
-    input_norm: Norm
-    qkv: tuple[Linear, Linear, Linear]
-    q_norm: Norm | None
-    k_norm: Norm | None
-    out: Linear
-    mlp_norm: Norm
-    gate: Linear
-    up: Linear
-    down: Linear
 
 
 class Decoder:
@@ -72,12 +55,12 @@ class Decoder:
         self._head = head
         heads = spec.heads
         self._step = backend.step(max_tokens)
-        self._h = backend.empty((max_tokens, spec.hidden))
-        self._y = backend.empty(
-            (max_tokens, (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim)
+        self._work = Workspace(
+            h=backend.empty((max_tokens, spec.hidden)),
+            y=backend.empty((max_tokens, (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim)),
+            o=backend.empty((max_tokens, heads.n_heads * heads.head_dim)),
+            a=backend.empty((max_tokens, spec.intermediate)),
         )
-        self._o = backend.empty((max_tokens, heads.n_heads * heads.head_dim))
-        self._a = backend.empty((max_tokens, spec.intermediate))
         self._logits = backend.empty((max_rows, spec.vocab))
 
     def forward(
@@ -87,65 +70,74 @@ class Decoder:
         kv: Sequence[KvLayer],
         rows: Sequence[int],
         interrupt: Interrupt = never,
+        stage: int = 0,
     ) -> Array | None:
         """Run T tokens through all layers, append to the cache, return logits [R, V].
 
-        ``rows`` are the token rows whose logits are wanted (none: the head is not run). The
-        result is valid until the next call; None if ``interrupt`` said so between two layers, and
-        what was written to the cache is then not to be counted.
+        ``rows`` are the token rows whose logits are wanted (none: the head is not run). ``stage``:
+        ``spec.rope_stage`` of the whole length of these sequences, the same for all of them and
+        for what their slots hold. The result is valid until the next call; None if ``interrupt``
+        said so between two layers, and what was written to the cache is then not to be counted.
         """
         has_rows = len(rows) > 0
         self._step.set(token_ids, spans, rows)
         done = self.backend.run_layers(
-            self._step, kv, has_rows, lambda: self._issue(kv, has_rows), interrupt
+            self._step, kv, (has_rows, stage), lambda: self._issue(kv, has_rows, stage), interrupt
         )
         return self._logits if done else None
 
-    def _issue(self, kv: Sequence[KvLayer], has_rows: bool) -> Iterator[None]:
+    def _issue(self, kv: Sequence[KvLayer], has_rows: bool, stage: int) -> Iterator[None]:
         # Nothing in here may depend on the step: backends record it.
-        ops, step, h = self.backend, self._step, self._h
-        ops.embed(step, self._embedding, 1.0, h)
+        ops, step, spec = self.backend, self._step, self.spec
+        ops.embed(step, self._embedding, spec.embedding_scale, self._work.h)
         for layer, cache in zip(self._layers, kv, strict=True):
-            ops.norm_linear(step, h, layer.input_norm, layer.qkv, self._y)
-            ops.rope_append(
-                step, self._y, self.spec.heads, layer.spec.rope, layer.q_norm, layer.k_norm, cache
-            )
-            ops.attend(step, self._y, layer.attention, cache, self._o)
-            ops.linear_add(step, self._o, layer.out, None, h)
-            ops.norm_gate_up(
-                step, h, layer.mlp_norm, layer.gate, layer.up, self.spec.activation, self._a
-            )
-            ops.linear_add(step, self._a, layer.down, None, h)
+            issue(ops, step, spec, layer, layer.spec.rope_at(stage), cache, self._work)
             yield
         if has_rows:
-            ops.norm_head(step, h, self._final_norm, self._head, 1.0, self._logits)
+            ops.norm_head(
+                step, self._work.h, self._final_norm, self._head, spec.logit_scale, self._logits,
+                spec.logit_cap,
+            )  # fmt: skip
 
     @property
     def weight_bytes(self) -> int:
         """Resident bytes of all 2-D weights (a tied head counts once)."""
         head = 0 if self._head.weight is self._embedding else self._head.weight.nbytes
-        return self._linear_bytes + head + self._embedding.nbytes
+        experts = sum(weight.nbytes for weight in self._expert_weights())
+        return self._linear_bytes + experts + head + self._embedding.nbytes
 
     @property
     def weight_bytes_per_token(self) -> int:
-        """Weight bytes one decode step reads: every linear, the head, one embedding row."""
+        """Weight bytes one decode step reads: every linear, the chosen experts, the head, one
+        embedding row."""
         row = self._embedding.nbytes // self._embedding.shape[0]
-        return self._linear_bytes + self._head.weight.nbytes + row
+        experts = sum(weight.nbytes for weight in self._expert_weights())
+        return self._linear_bytes + self._chosen(experts) + self._head.weight.nbytes + row
 
     @property
     def linear_parameters(self) -> int:
         """Weights each token passes, without embedding and head."""
-        return sum(w.shape[0] * w.shape[1] for w in self._linear_weights())
+        experts = sum(prod(weight.shape) for weight in self._expert_weights())
+        return sum(prod(weight.shape) for weight in self._linear_weights()) + self._chosen(experts)
 
     @property
     def _linear_bytes(self) -> int:
         return sum(weight.nbytes for weight in self._linear_weights())
 
+    def _chosen(self, all_experts: int) -> int:
+        # Experts are of one shape, so whichever are chosen, they are this share of all.
+        mixture = self.spec.mixture
+        return 0 if mixture is None else all_experts * mixture.top_k // mixture.n_experts
+
     def _linear_weights(self) -> list[Weight]:
+        return [linear.weight for layer in self._layers for linear in layer.linears]
+
+    def _expert_weights(self) -> list[Weight]:
         return [
             linear.weight
             for layer in self._layers
-            for linear in (*layer.qkv, layer.out, layer.gate, layer.up, layer.down)
+            for expert in layer.experts
+            for linear in (expert.gate, expert.up, expert.down)
         ]
 
 
@@ -176,53 +168,15 @@ def build(
     missing = sorted(wanted.keys() - weights.keys() - vectors.keys())
     if missing:
         raise ModelFileError(f"parameters are missing: {', '.join(missing)}", "download it again")
-    return _Binder(spec, weights, vectors).decoder(backend, max_tokens, max_rows)
-
-
-@dataclass(frozen=True)
-class _Binder:
-    spec: DecoderSpec
-    weights: dict[str, Weight]
-    vectors: dict[str, Array]
-
-    def decoder(self, backend: Backend, max_tokens: int, max_rows: int) -> Decoder:
-        embedding = self.weights[EMBEDDING]
-        head = Linear(embedding if self.spec.tied else self.weights[HEAD])
-        layers = [self.layer(i, spec) for i, spec in enumerate(self.spec.layers)]
-        return Decoder(
-            self.spec, backend, embedding, layers, self.norm(FINAL_NORM), head, max_tokens, max_rows
-        )
-
-    def layer(self, index: int, layer: LayerSpec) -> Layer:
-        def name(part: str) -> str:
-            return layer_name(index, part)
-
-        def linear(part: str) -> Linear:
-            return Linear(
-                self.weights[name(f"{part}.weight")], self.vectors.get(name(f"{part}.bias"))
-            )
-
-        def norm(part: str) -> Norm:
-            return self.norm(name(f"{part}.weight"))
-
-        scale, qk_norm = self.spec.attention_scale, self.spec.qk_norm
-        return Layer(
-            spec=layer,
-            attention=Attention(self.spec.heads, scale, layer.window),
-            input_norm=norm("input_layernorm"),
-            qkv=(
-                linear("self_attn.q_proj"),
-                linear("self_attn.k_proj"),
-                linear("self_attn.v_proj"),
-            ),
-            q_norm=norm("self_attn.q_norm") if qk_norm else None,
-            k_norm=norm("self_attn.k_norm") if qk_norm else None,
-            out=linear("self_attn.o_proj"),
-            mlp_norm=norm("post_attention_layernorm"),
-            gate=linear("mlp.gate_proj"),
-            up=linear("mlp.up_proj"),
-            down=linear("mlp.down_proj"),
-        )
-
-    def norm(self, name: str) -> Norm:
-        return Norm(self.vectors[name], self.spec.norm_eps)
+    binder = LayerBinder(spec, weights, vectors)
+    embedding = weights[EMBEDDING]
+    return Decoder(
+        spec,
+        backend,
+        embedding,
+        [binder.layer(number) for number in range(len(spec.layers))],
+        binder.norm(FINAL_NORM.removesuffix(".weight")),
+        Linear(embedding if spec.tied else weights[HEAD]),
+        max_tokens,
+        max_rows,
+    )

@@ -1,10 +1,15 @@
-"""The config keys that Llama and its dense relatives share, read once."""
+"""The config keys that Llama and its dense relatives share, read once.
+
+Architecture files start from ``read_spec`` and replace what differs.
+"""
+
+from dataclasses import dataclass
 
 from llmrun.errors import ModelFileError
 from llmrun.kernels.ops import Heads
 from llmrun.model.config import ConfigReader
-from llmrun.model.rope import read_rope
-from llmrun.model.spec import DecoderSpec, LayerSpec
+from llmrun.model.rope import DEFAULT_THETA, read_rope
+from llmrun.model.spec import DecoderSpec, LayerSpec, NormSpec
 
 TINY: dict[str, object] = {
     "vocab_size": 131,
@@ -20,54 +25,72 @@ TINY: dict[str, object] = {
 }
 """A config small enough for parity tests in milliseconds; architectures vary it."""
 
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Names that configs give to the activations there are (of ``kernels.ops``)."""
 
-def read_spec(
-    reader: ConfigReader,
-    architecture: str,
-    *,
-    kv_heads: int | None = None,
-    positions: int = 2048,
-    head_dim: int | None = None,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-    windows: tuple[int | None, ...] | None = None,
-) -> DecoderSpec:
+
+@dataclass(frozen=True)
+class Defaults:
+    """What transformers takes for keys that are not there, and how an architecture calls some.
+
+    ``kv_heads`` None: as many as query heads; ``head_dim`` None: hidden / heads.
+    ``layer_type``: the rotation to read where there is one for each type of layer.
+    """
+
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    positions: int = 2048
+    theta: float = DEFAULT_THETA
+    partial: float = 1.0
+    eps: float = 1e-6
+    eps_key: str = "rms_norm_eps"
+    activation: str = "silu"
+    activation_key: str = "hidden_act"
+    tied: bool = False
+    layer_type: str | None = None
+
+
+LLAMA = Defaults()
+
+
+def read_spec(reader: ConfigReader, architecture: str, defaults: Defaults = LLAMA) -> DecoderSpec:
     """Read sizes, norm, rope and head of a pre-norm decoder with a gated MLP.
 
-    ``windows`` gives each layer's sliding window (None: full attention everywhere).
-    ``kv_heads``, ``head_dim`` and ``positions`` are what transformers takes when the keys are not
-    there (None: as many as query heads; hidden / heads).
+    All layers are alike, with full attention and without biases. ModelFileError names a key that
+    is missing or has a value llmrun does not support.
     """
     hidden = reader.integer("hidden_size")
     n_heads = reader.integer("num_attention_heads")
-    n_kv_heads = reader.optional_integer("num_key_value_heads", kv_heads) or n_heads
-    head_dim = reader.optional_integer("head_dim", head_dim) or max(1, hidden // n_heads)
+    n_kv_heads = reader.optional_integer("num_key_value_heads", defaults.kv_heads) or n_heads
+    head_dim = reader.optional_integer("head_dim", defaults.head_dim) or max(1, hidden // n_heads)
     if n_heads % n_kv_heads or head_dim % 2:
         raise ModelFileError(
             f"the model's config has {n_heads} query heads for {n_kv_heads} key/value heads "
             f"of size {head_dim}; llmrun needs a whole ratio and an even size",
             "check that config.json is the publisher's own",
         )
-    reader.pinned("hidden_act", "silu")
+    activation = reader.one_of(defaults.activation_key, defaults.activation, *ACTIVATIONS)
     reader.pinned("is_encoder_decoder", False)
     n_layers = reader.integer("num_hidden_layers")
-    rope = read_rope(reader, head_dim)
+    positions = reader.integer("max_position_embeddings", defaults.positions)
+    rope = read_rope(
+        reader,
+        head_dim,
+        positions,
+        theta=defaults.theta,
+        partial=defaults.partial,
+        layer_type=defaults.layer_type,
+    )
     return DecoderSpec(
         architecture=architecture,
         vocab=reader.integer("vocab_size"),
         hidden=hidden,
         intermediate=reader.integer("intermediate_size"),
         heads=Heads(n_heads, n_kv_heads, head_dim),
-        layers=tuple(LayerSpec(rope, window) for window in windows or (None,) * n_layers),
-        norm_eps=reader.number("rms_norm_eps", 1e-6),
-        activation="silu",
+        layers=(LayerSpec(rope),) * n_layers,
+        norm=NormSpec(reader.number(defaults.eps_key, defaults.eps)),
+        activation=ACTIVATIONS[activation],
         attention_scale=head_dim**-0.5,
-        max_positions=reader.integer("max_position_embeddings", positions),
-        tied=reader.flag("tie_word_embeddings", False),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
+        max_positions=positions,
+        tied=reader.flag("tie_word_embeddings", defaults.tied),
     )

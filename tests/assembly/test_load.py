@@ -80,7 +80,7 @@ def test_scales_have_the_dtype_the_file_says(
     out = tmp_path / "out"
     quantize(local, conversion, out, settings)
     source, written = open_source(model), open_source(out)
-    for name in source.binding.names:
+    for name in source.binding.held:
         form = written.checkpoint.read(name)
         if not name.endswith("proj.weight"):
             continue

@@ -1,29 +1,31 @@
 """Every architecture against transformers in fp32: a tiny random model, the same logits.
 
-New files in ``llmrun/model/archs`` are found by themselves, with every tiny config they export.
+New files in ``llmrun/model/archs`` are found by themselves, with every tiny config they export. The
+model goes through files: transformers writes a checkpoint, llmrun opens it like any other.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from llmrun.cli.source import open_source
+from llmrun.engine.cache import KvCache
+from llmrun.engine.generate import decode_step, prefill
 from llmrun.kernels.cpu import library as native
 from llmrun.kernels.cpu.backend import CpuBackend
-from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.ops import Span
-from llmrun.kernels.reference.arrays import to_host
 from llmrun.kernels.reference.backend import TorchBackend
 from llmrun.model.architecture import Config, architectures
-from llmrun.model.binding import bind_huggingface
 from llmrun.model.decoder import Decoder, build
 
 TOLERANCE = 1e-4
 LENGTH = 300
+"""Past every window (20), twice max_position (64), over 4 times that, and original_max (32)."""
 
 
 def cases() -> Iterator[tuple[str, Config]]:
@@ -34,11 +36,28 @@ def cases() -> Iterator[tuple[str, Config]]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Our decoder and transformers' logits for the same random weights and ids."""
+    """Our decoder and transformers' model with the same random weights."""
 
     decoder: Decoder
     ids: list[int]
-    logits: torch.Tensor
+    model: Any
+    known: dict[int, torch.Tensor]
+
+    def logits(self, length: int) -> torch.Tensor:
+        """Theirs [L, V] for a sequence of ``length``; what a rotation by length takes it for.
+
+        Causal attention lets a longer sequence answer for all its beginnings, as long as they
+        are rotated like it.
+        """
+        limits = self.decoder.spec.rope_limits
+        stage = self.decoder.spec.rope_stage(length)
+        whole = limits[stage] if stage < len(limits) else LENGTH
+        whole = min(whole, 2 * LENGTH)
+        if whole not in self.known:
+            longer = torch.tensor([(self.ids * 2)[:whole]])
+            with torch.no_grad():
+                self.known[whole] = self.model(longer).logits[0]
+        return self.known[whole][:length]
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])
@@ -53,32 +72,34 @@ def backend(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(
     scope="module", params=[config for _, config in cases()], ids=[n for n, _ in cases()]
 )
-def pair(request: pytest.FixtureRequest, backend: Any) -> Pair:
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Path]:
     torch.manual_seed(0)
     tiny = dict(request.param)
-    theirs = CONFIG_MAPPING[tiny["model_type"]](**tiny)
-    theirs._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).eval()
+    config = CONFIG_MAPPING[tiny["model_type"]](**tiny)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases too, or a lost one goes unseen
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    # The config as a checkpoint would carry it: written and read back by transformers itself.
-    config = json.loads(theirs.to_json_string(use_diff=False))
-    state = dict(model.state_dict())
-    if theirs.tie_word_embeddings:
-        del state["lm_head.weight"]
-    binding = bind_huggingface(config, {name: tuple(t.shape) for name, t in state.items()})
+    folder = tmp_path_factory.mktemp("tiny")
+    model.save_pretrained(folder)
+    return model, folder
 
-    def read(name: str) -> Form:
-        return Dense(to_host(state[name]))
 
+@pytest.fixture(scope="module")
+def pair(theirs: tuple[Any, Path], backend: Any) -> Pair:
+    model, folder = theirs
+    source = open_source(folder)
     decoder = build(
-        binding.spec, binding.tensors(read), backend, max_tokens=LENGTH, max_rows=LENGTH
+        source.binding.spec,
+        source.tensors(lambda _, form: form),
+        backend,
+        max_tokens=LENGTH,
+        max_rows=LENGTH,
     )
-    ids = torch.randint(0, tiny["vocab_size"], (LENGTH,)).tolist()
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0]
-    return Pair(decoder, ids, logits)
+    torch.manual_seed(1)
+    ids = torch.randint(0, decoder.spec.vocab, (LENGTH,)).tolist()
+    return Pair(decoder, ids, model, {})
 
 
 def values(decoder: Decoder, logits: Any, n_rows: int) -> torch.Tensor:
@@ -89,13 +110,13 @@ def values(decoder: Decoder, logits: Any, n_rows: int) -> torch.Tensor:
 
 def run(decoder: Decoder, ids: list[int], chunks: list[int]) -> torch.Tensor:
     """Logits at every position, computed chunk by chunk."""
-    kv = [
-        decoder.backend.kv_layer(1, LENGTH, decoder.spec.heads, "f32") for _ in decoder.spec.layers
-    ]
+    cache = KvCache(decoder.backend, decoder.spec, 1, LENGTH, "f32")
+    stage = decoder.spec.rope_stage(len(ids))
     rows, position = [], 0
     for count in chunks:
         part = ids[position : position + count]
-        logits = decoder.forward(part, [Span(0, 0, count, position)], kv, list(range(count)))
+        spans = [Span(0, 0, count, position)]
+        logits = decoder.forward(part, spans, cache.layers, list(range(count)), stage=stage)
         rows.append(values(decoder, logits, count))
         position += count
     return torch.cat(rows)
@@ -108,34 +129,54 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def test_prefill(pair: Pair) -> None:
-    # 300 positions: past every window (20), max_position (64) and original_max (32), over 4 x 64.
-    assert relative(run(pair.decoder, pair.ids, [LENGTH]), pair.logits) < TOLERANCE
+    # A sequence at, and one behind, every length at which something changes.
+    limits = pair.decoder.spec.rope_limits
+    for length in sorted({LENGTH, *(n for n in limits if n < LENGTH)}):
+        got = run(pair.decoder, pair.ids[:length], [length])
+        assert relative(got, pair.logits(length)) < TOLERANCE
 
 
 def test_chunked_prefill(pair: Pair) -> None:
     chunks = [7, 64, 1, 100, 128]
     assert sum(chunks) == LENGTH
-    assert relative(run(pair.decoder, pair.ids, chunks), pair.logits) < TOLERANCE
+    assert relative(run(pair.decoder, pair.ids, chunks), pair.logits(LENGTH)) < TOLERANCE
 
 
 def test_step_by_step(pair: Pair) -> None:
-    assert relative(run(pair.decoder, pair.ids, [1] * LENGTH), pair.logits) < TOLERANCE
+    # By the engine, which feeds a sequence again where it outgrows the rotation of its keys.
+    decoder = pair.decoder
+    cache = KvCache(decoder.backend, decoder.spec, 1, LENGTH, "f32")
+    for position, token_id in enumerate(pair.ids):
+        got = values(decoder, decode_step(decoder, cache, [0], [token_id]), 1)
+        assert relative(got, pair.logits(position + 1)[-1:]) < TOLERANCE, position
 
 
 def test_sequences_of_different_length_in_one_step(pair: Pair) -> None:
     decoder, ids = pair.decoder, pair.ids
-    lengths = (5, 70, 33)
-    kv = [decoder.backend.kv_layer(3, 80, decoder.spec.heads, "f32") for _ in decoder.spec.layers]
+    cache = KvCache(decoder.backend, decoder.spec, 3, LENGTH, "f32")
+    lengths = (230, 233, 250)
+    if decoder.spec.rope_stage(lengths[0] + 1) == decoder.spec.rope_stage(1):
+        lengths = (5, 70, 33)
+    if len({decoder.spec.rope_stage(n + 1) for n in lengths}) > 1:
+        lengths = (241, 244, 246)
+    for slot, length in enumerate(lengths):
+        got = values(decoder, prefill(decoder, cache, ids[:length], slot), 1)
+        assert relative(got, pair.logits(length)[-1:]) < TOLERANCE
+    logits = decode_step(decoder, cache, [0, 1, 2], [ids[length] for length in lengths])
+    for got, length in zip(values(decoder, logits, 3), lengths, strict=True):
+        assert relative(got[None], pair.logits(length + 1)[-1:]) < TOLERANCE
+
+
+def test_prompts_of_different_length_in_one_step(pair: Pair) -> None:
+    decoder, ids = pair.decoder, pair.ids
+    cache = KvCache(decoder.backend, decoder.spec, 3, 80, "f32")
+    lengths = (5, 30, 22)
     spans, batch, rows, start = [], [], [], 0
     for slot, length in enumerate(lengths):
         spans.append(Span(slot, start, length, 0))
         batch += ids[:length]
         start += length
         rows.append(start - 1)
-    first = values(decoder, decoder.forward(batch, spans, kv, rows), 3)
-    steps = [Span(slot, slot, 1, length) for slot, length in enumerate(lengths)]
-    logits = decoder.forward([ids[n] for n in lengths], steps, kv, [0, 1, 2])
-    second = values(decoder, logits, 3)
-    for slot, length in enumerate(lengths):
-        assert relative(first[slot][None], pair.logits[length - 1][None]) < TOLERANCE
-        assert relative(second[slot][None], pair.logits[length][None]) < TOLERANCE
+    logits = values(decoder, decoder.forward(batch, spans, cache.layers, rows), 3)
+    for got, length in zip(logits, lengths, strict=True):
+        assert relative(got[None], pair.logits(length)[-1:]) < TOLERANCE

@@ -4,9 +4,11 @@ Pre-norm decoder with RMSNorm, grouped-query attention, rotary embedding and a g
 (Touvron et al. 2023; reference: ``LlamaForCausalLM`` in transformers).
 """
 
+from dataclasses import replace
+
 from llmrun.model.architecture import Architecture, Config, GgufForm
 from llmrun.model.config import HARMLESS, ConfigReader
-from llmrun.model.gguf import common_config
+from llmrun.model.gguf import GgufFile, common_config
 from llmrun.model.llama_family import TINY, read_spec
 from llmrun.model.spec import DecoderSpec
 
@@ -19,13 +21,22 @@ def spec(config: Config) -> DecoderSpec:
     bias = reader.flag("attention_bias", False)
     mlp_bias = reader.flag("mlp_bias", False)
     reader.pinned("rope_interleaved", False)
-    result = read_spec(reader, MODEL_TYPE, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    result = read_spec(reader, MODEL_TYPE)
     reader.finish(HARMLESS)
-    return result
+    return replace(result, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
 
 
-def _gguf_config(metadata: Config) -> dict[str, object]:
-    return common_config(metadata, MODEL_TYPE)
+def _gguf_config(file: GgufFile) -> dict[str, object]:
+    config = common_config(file, MODEL_TYPE)
+    if "blk.0.attn_q.bias" in file.shapes:
+        config["attention_bias"] = True
+    file.expect("expert_count", 0)
+    file.expect("expert_used_count", 0)
+    return config
+
+
+def _is_dense(metadata: Config) -> bool:
+    return not metadata.get("llama.expert_count")
 
 
 _LLAMA = TINY | {"model_type": MODEL_TYPE}
@@ -50,5 +61,5 @@ ARCH = Architecture(
             }
         },
     ),
-    gguf=GgufForm("llama", _gguf_config, interleaved=True),
+    gguf=GgufForm("llama", _gguf_config, interleaved=True, applies=_is_dense),
 )

@@ -5,8 +5,9 @@ Reference: ``MistralForCausalLM`` in transformers (Jiang et al. 2023).
 
 from llmrun.model.architecture import Architecture, Config
 from llmrun.model.config import HARMLESS, ConfigReader
-from llmrun.model.llama_family import TINY, read_spec
+from llmrun.model.llama_family import TINY, Defaults, read_spec
 from llmrun.model.spec import DecoderSpec
+from llmrun.model.windows import windowed
 
 MODEL_TYPE = "mistral"
 
@@ -15,10 +16,9 @@ def spec(config: Config) -> DecoderSpec:
     """Read a Mistral config. ModelFileError names what is not supported."""
     reader = ConfigReader(config)
     window = reader.optional_integer("sliding_window", 4096)
-    layers = (window,) * reader.integer("num_hidden_layers")
-    result = read_spec(reader, MODEL_TYPE, kv_heads=8, positions=131_072, windows=layers)
+    result = read_spec(reader, MODEL_TYPE, Defaults(kv_heads=8, positions=131_072))
     reader.finish(HARMLESS)
-    return result
+    return windowed(result, [window] * len(result.layers))
 
 
 ARCH = Architecture(

@@ -4,12 +4,14 @@ Reference: ``Qwen2ForCausalLM`` in transformers (Yang et al. 2024). The sliding 
 mention is used from layer ``max_window_layers`` on, and only with ``use_sliding_window``.
 """
 
+from dataclasses import replace
+
 from llmrun.model.architecture import Architecture, Config, GgufForm
 from llmrun.model.config import HARMLESS, ConfigReader
-from llmrun.model.gguf import common_config
-from llmrun.model.llama_family import TINY, read_spec
+from llmrun.model.gguf import GgufFile, common_config
+from llmrun.model.llama_family import TINY, Defaults, read_spec
 from llmrun.model.spec import DecoderSpec
-from llmrun.model.windows import read_qwen_windows
+from llmrun.model.windows import read_qwen_windows, windowed
 
 MODEL_TYPE = "qwen2"
 
@@ -19,15 +21,13 @@ def spec(config: Config) -> DecoderSpec:
     reader = ConfigReader(config)
     reader.pinned("use_mrope", False)
     windows = read_qwen_windows(reader)
-    result = read_spec(
-        reader, MODEL_TYPE, kv_heads=32, positions=32_768, qkv_bias=True, windows=windows
-    )
+    result = read_spec(reader, MODEL_TYPE, Defaults(kv_heads=32, positions=32_768))
     reader.finish(HARMLESS)
-    return result
+    return windowed(replace(result, qkv_bias=True), windows)
 
 
-def _gguf_config(metadata: Config) -> dict[str, object]:
-    return common_config(metadata, MODEL_TYPE)
+def _gguf_config(file: GgufFile) -> dict[str, object]:
+    return common_config(file, MODEL_TYPE)
 
 
 ARCH = Architecture(
@@ -44,5 +44,5 @@ ARCH = Architecture(
             "max_window_layers": 1,
         },
     ),
-    gguf=GgufForm("qwen2", _gguf_config, interleaved=False),
+    gguf=GgufForm("qwen2", _gguf_config),
 )

@@ -15,7 +15,7 @@ from llmrun.kernels.host import DType, HostArray
 from llmrun.kernels.ops import Backend, Heads, Rope, Span
 from llmrun.model.decoder import Decoder, build
 from llmrun.model.parameters import expected
-from llmrun.model.spec import DecoderSpec, LayerSpec
+from llmrun.model.spec import DecoderSpec, LayerSpec, NormSpec
 
 ROPE = Rope(tuple(10000.0 ** (-i / 16) for i in range(16)))
 SPEC = DecoderSpec(
@@ -25,13 +25,13 @@ SPEC = DecoderSpec(
     intermediate=256,
     heads=Heads(4, 2, 32),
     layers=(LayerSpec(ROPE), LayerSpec(ROPE, window=20), LayerSpec(ROPE)),
-    norm_eps=1e-5,
+    norm=NormSpec(1e-5),
     activation="silu",
     attention_scale=32**-0.5,
     max_positions=1024,
     tied=False,
     qkv_bias=True,
-    qk_norm=True,
+    qk_norm="head",
 )
 KINDS = ("int4 g32", "int4 g32 +min", "int8 g128", "f16", "lut4 g64")
 CAPACITY = 640

@@ -21,7 +21,7 @@ from llmrun import errors
 from llmrun.cli import assemble
 from llmrun.engine.sampler import SamplingOptions
 from llmrun.kernels.ops import Heads, Pick, PickRequest, Span
-from llmrun.model.spec import DecoderSpec, LayerSpec
+from llmrun.model.spec import DecoderSpec, LayerSpec, NormSpec
 from llmrun.quant.audit import Coverage, RoleCoverage
 from llmrun.quant.roles import Role
 from llmrun.store.model import FileRecord, LocalModel
@@ -146,7 +146,7 @@ def loaded(context: int = 4096) -> assemble.LoadedModel:
         intermediate=8,
         heads=Heads(1, 1, 8),
         layers=(LayerSpec(rope=None),),
-        norm_eps=1e-5,
+        norm=NormSpec(1e-5),
         activation="silu",
         attention_scale=1.0,
         max_positions=1_000_000,

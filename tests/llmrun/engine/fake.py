@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from llmrun.kernels.ops import Heads, Interrupt, Pick, PickRequest, Span, never
-from llmrun.model.spec import DecoderSpec, LayerSpec
+from llmrun.model.spec import DecoderSpec, LayerSpec, NormSpec
 
 MS = 1_000_000
 
@@ -101,6 +101,7 @@ class FakeModel:
         kv: Sequence[KvLayer],
         rows: Sequence[int],
         interrupt: Interrupt = never,
+        stage: int = 0,
     ) -> list[int] | None:
         assert 0 < len(token_ids) <= self.max_tokens
         self.calls.append((list(token_ids), list(spans), list(rows)))
@@ -131,7 +132,7 @@ def make_spec(windows: Sequence[int | None] = (None, None), max_positions: int =
         intermediate=16,
         heads=Heads(n_heads=4, n_kv_heads=2, head_dim=2),
         layers=tuple(LayerSpec(rope=None, window=window) for window in windows),
-        norm_eps=1e-5,
+        norm=NormSpec(1e-5),
         activation="silu",
         attention_scale=1.0,
         max_positions=max_positions,
