@@ -101,13 +101,38 @@ def starter_folder(
 
 
 @pytest.fixture(scope="session")
+def gemma_gguf(user_settings: Settings) -> Path:
+    """Gemma 3 270M: sliding windows of 512, norms on queries and keys, 262,144 tokens."""
+    return _real_model("GEMMA3", user_settings)
+
+
+@pytest.fixture(scope="session")
+def qwen_gguf(user_settings: Settings) -> Path:
+    """Qwen2.5-Coder-1.5B-Instruct, 1.1 GB; for tests marked ``large`` only."""
+    return _real_model("QWEN_CODER", user_settings)
+
+
+def _real_model(name: str, settings: Settings) -> Path:
+    models = support("real_models")
+    fetched: Path = models.fetch(getattr(models, name), settings.store_root.parent / "llmrun-test-models")
+    return fetched
+
+
+@pytest.fixture(scope="session")
 def hub_module() -> ModuleType:
-    """tests/support/hub_server.py, loaded by path: a hub on loopback with switches for faults."""
-    path = Path(__file__).parent / "support" / "hub_server.py"
-    spec = importlib.util.spec_from_file_location("hub_server", path)
+    """A hub on loopback with switches for faults."""
+    return support("hub_server")
+
+
+def support(name: str) -> ModuleType:
+    """A module of tests/support, loaded by path."""
+    if name in sys.modules:
+        return sys.modules[name]
+    path = Path(__file__).parent / "support" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["hub_server"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -5,7 +5,7 @@ the parity tests pick it up by themselves.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -55,31 +55,40 @@ class Architecture:
 
 def architectures() -> dict[str, Architecture]:
     """All architectures by model_type."""
-    found: dict[str, Architecture] = {}
-    for module in pkgutil.iter_modules(archs.__path__):
-        arch: Architecture = import_module(f"{archs.__name__}.{module.name}").ARCH
-        if arch.model_type in found:
-            raise ValueError(f"two architectures are called {arch.model_type!r}")
-        found[arch.model_type] = arch
-    return found
+    return {arch.model_type: arch for arch in _walk()}
 
 
 def find(model_type: object) -> Architecture:
     """The architecture of a config's ``model_type``; ModelFileError names the known ones."""
-    known = architectures()
-    if not isinstance(model_type, str) or model_type not in known:
-        raise _unsupported(str(model_type), sorted(known))
-    return known[model_type]
+    for arch in _walk(first=str(model_type)):
+        if arch.model_type == model_type:
+            return arch
+    raise _unsupported(str(model_type), sorted(architectures()))
 
 
 def find_gguf(metadata: Config) -> tuple[Architecture, GgufForm]:
     """The architecture of a GGUF, by its ``general.architecture``."""
     name = metadata.get("general.architecture")
-    known = [(arch, arch.gguf) for arch in architectures().values() if arch.gguf is not None]
-    for arch, form in known:
+    known = set()
+    for arch in _walk(first=str(name)):
+        form = arch.gguf
+        if form is None:
+            continue
         if form.name == name and form.applies(metadata):
             return arch, form
-    raise _unsupported(str(name), sorted({form.name for _, form in known}))
+        known.add(form.name)
+    raise _unsupported(str(name), sorted(known))
+
+
+def _walk(first: str = "") -> Iterator[Architecture]:
+    """Architectures, each imported when it is asked for; the one of the module ``first`` before
+    all. A module is called as the model_type it reads."""
+    modules = [module.name for module in pkgutil.iter_modules(archs.__path__)]
+    for name in sorted(modules, key=lambda name: name != first):
+        arch: Architecture = import_module(f"{archs.__name__}.{name}").ARCH
+        if arch.model_type != name:
+            raise ValueError(f"module {name} holds the architecture {arch.model_type!r}")
+        yield arch
 
 
 def _unsupported(name: str, known: list[str]) -> ModelFileError:

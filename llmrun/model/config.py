@@ -156,6 +156,16 @@ class ConfigReader:
             raise self._bad(key, value, "a list of strings")
         return value
 
+    def counts(self, key: str) -> list[int]:
+        """A list of whole numbers that may be 0, empty if absent."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31
+            for item in value
+        ):
+            raise self._bad(key, value, "a list of whole numbers from 0")
+        return value
+
     def section(self, key: str) -> "ConfigReader | None":
         """A nested object, or None if absent."""
         self._asked.add(key)

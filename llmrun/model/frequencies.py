@@ -26,7 +26,7 @@ def linear(theta: float, dims: int, factor: float) -> Frequencies:
 def divided(theta: float, dims: int, factors: Sequence[float]) -> Frequencies:
     """Each frequency divided by a factor of its own (LongRoPE)."""
     wavelengths = (f32(theta ** f32(i / dims)) for i in range(0, dims, 2))
-    return tuple(f32(1.0 / f32(f * w)) for f, w in zip(factors, wavelengths, strict=True))
+    return tuple(f32(1.0 / f32(f32(f) * w)) for f, w in zip(factors, wavelengths, strict=True))
 
 
 def ntk(theta: float, dims: int, factor: float, length: int, original: int) -> Frequencies:

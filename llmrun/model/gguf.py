@@ -12,11 +12,15 @@ from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.host import DType
 from llmrun.model.config import positive_integer
 from llmrun.model.rope import DEFAULT_THETA, llama3_parameters
+from llmrun.model.windows import FULL, SLIDING, every_nth_full
 
 Config = Mapping[str, object]
 
 ROPE_FACTORS = "rope_freqs.weight"
 """A vector that divides the rotary frequencies: how GGUF files carry Llama 3's scaling."""
+
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""Two such vectors, for sequences beyond and within the trained length (LongRoPE)."""
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -175,6 +179,28 @@ def common_config(file: GgufFile, model_type: str) -> dict[str, object]:
     return config
 
 
+def read_windows(
+    file: GgufFile, config: dict[str, object], pattern: int | None = None
+) -> dict[str, object]:
+    """The ``sliding_window`` of a file and, if it has one, its ``layer_types``.
+
+    ``pattern``: every how many layers one sees everything where the file does not say; None: the
+    file has no pattern and all layers slide.
+    """
+    window = positive_integer(file.take("attention.sliding_window"))
+    n_layers = positive_integer(config.get("num_hidden_layers")) or 0
+    given = file.take("attention.sliding_window_pattern", pattern)
+    if window is None or given is None:
+        return {"sliding_window": window}
+    every = positive_integer(given)
+    types = every_nth_full(n_layers, every) if every else None
+    if isinstance(given, list):
+        types = [SLIDING if slides else FULL for slides in given]
+    if types is None:
+        file.expect("attention.sliding_window_pattern", pattern)
+    return {"sliding_window": window, "layer_types": types}
+
+
 def _head_dim(config: Config) -> int:
     given = positive_integer(config.get("head_dim"))
     hidden, n_heads = (
@@ -196,6 +222,11 @@ def _rope(file: GgufFile, config: Config, rotated: int) -> dict[str, object] | N
     kind, factor = file.take("rope.scaling.type"), file.take("rope.scaling.factor")
     original = file.take("rope.scaling.original_context_length")
     file.take("rope.scaling.finetuned")  # says how the model was trained, not how it computes
+    if LONG_FACTORS in file.shapes or SHORT_FACTORS in file.shapes:
+        return _longrope(file, rotated) | {
+            "rope_theta": theta,
+            "original_max_position_embeddings": original,
+        }
     if kind in (None, "none") or (kind == "linear" and factor == 1.0):
         if factor not in (None, 1.0):
             file.expect("rope.scaling.factor", 1.0)  # a factor of no kind
@@ -206,12 +237,25 @@ def _rope(file: GgufFile, config: Config, rotated: int) -> dict[str, object] | N
         file.move(
             parameters,
             {
+                "rope.scaling.yarn_attn_factor": "attention_factor",
                 "rope.scaling.yarn_beta_fast": "beta_fast",
                 "rope.scaling.yarn_beta_slow": "beta_slow",
             },
         )
     elif kind != "linear":
         file.expect("rope.scaling.type", "none", "linear", "yarn")
+    return parameters
+
+
+def _longrope(file: GgufFile, rotated: int) -> dict[str, object]:
+    parameters: dict[str, object] = {"rope_type": "longrope"}
+    file.expect("rope.scaling.type", "longrope")  # Phi 3's files leave it out
+    for name, key in ((LONG_FACTORS, "long_factor"), (SHORT_FACTORS, "short_factor")):
+        factors = file.floats(name, rotated // 2)
+        if factors is None:
+            raise _damaged(name, "it is not there, only its other half is")
+        parameters[key] = list(factors)
+    file.move(parameters, {"rope.scaling.attn_factor": "attention_factor"})
     return parameters
 
 

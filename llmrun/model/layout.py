@@ -93,7 +93,8 @@ class Layout:
         expert = _EXPERT.search(module + ".")
         if expert is not None:
             module = _EXPERT.sub("experts.*.", module + ".").removesuffix(".")
-        place = self.places.get(module) or _STACKS.get(module) or Place((module,))
+        # Stacks first: a place of the same name is then that of a tensor without ``.weight``.
+        place = _STACKS.get(module) or self.places.get(module) or Place((module,))
         number = expert.group(1) if expert else "*"
         parts = (f"{name}.{kind}".replace("*", number) for name in place.parts)
         return Place(tuple(parts), place.woven, place.stacked, place.transposed)

@@ -5,6 +5,7 @@ An architecture file turns a foreign config into one of these; nothing below rea
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 
 from llmrun.kernels.ops import Heads, Rope
 
@@ -115,7 +116,7 @@ class DecoderSpec:
         if len(limits) > 1:
             raise ValueError(f"layers change their rotation at different lengths: {limits}")
 
-    @property
+    @cached_property
     def rope_limits(self) -> tuple[int, ...]:
         """Lengths behind which a sequence is rotated in another way; empty for most models."""
         return next((rope.limits for rope in self._ropes_by_length()), ())

@@ -35,8 +35,8 @@ LLAMA3 = {
 
 
 def factors(distort: float = 1.0) -> np.ndarray[Any, np.dtype[np.float32]]:
-    base = read_rope(ConfigReader({"rope_theta": THETA}), HEAD_DIM).inv_freq
-    scaled = read_rope(ConfigReader({"rope_parameters": LLAMA3}), HEAD_DIM).inv_freq
+    base = read_rope(ConfigReader({"rope_theta": THETA}), HEAD_DIM, 64).inv_freq
+    scaled = read_rope(ConfigReader({"rope_parameters": LLAMA3}), HEAD_DIM, 64).inv_freq
     values = [b / s for b, s in zip(base, scaled, strict=True)]
     values[3] *= distort
     return np.array(values, dtype=np.float32)

@@ -79,6 +79,7 @@ class Model:
         kv: object,
         rows: Sequence[int],
         interrupt: object = None,
+        stage: int = 0,
     ) -> list[int]:
         time.sleep(self.delay_s)
         del self.fed[spans[0].position :]
