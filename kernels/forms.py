@@ -4,8 +4,10 @@ All forms are row-major with K (input features) last and contiguous; N is output
 formulas give the weight in fp32. A form that takes part in arithmetic needs no other description.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from llmrun.kernels.host import DType, HostArray, LaterArray
 
@@ -185,34 +187,45 @@ def matrix(form: Form, *, vector: bool = False, transposed: bool = False) -> For
         return form  # quantized stacks are matrices already
     array = form.w
     if transposed:
-        array = _turned(array)
+        return Dense(_TurnedRows(array))
     shape = (array.size,) if vector else (array.size // array.shape[-1], array.shape[-1])
     if shape == form.shape:
         return form
     return Dense(LaterArray(array.dtype, shape, lambda: array.data))
 
 
-def _turned(source: HostArray) -> HostArray:
-    """The last two dimensions exchanged."""
-    *outer, k, n = source.shape
-    code = {16: "H", 32: "I"}[source.dtype.bits]
+class _TurnedRows(LaterArray):
+    """The columns of matrices [E, K, N] as rows [E * N, K].
 
-    def turned() -> memoryview:
+    Whoever picks rows gets those made and no others: a stack of experts is never there twice.
+    """
+
+    def __init__(self, source: HostArray) -> None:
+        *outer, k, n = source.shape
+        count = math.prod(outer) * n
+        super().__init__(source.dtype, (count, k), lambda: self.made(range(count)))
+        self.__dict__["_source"] = source
+
+    def made(self, picked: Sequence[int]) -> memoryview:
+        """The bytes of some rows."""
+        source: HostArray = self.__dict__["_source"]
+        k, n = source.shape[-2:]
+        code: Literal["H", "I"] = "H" if source.dtype.bits == 16 else "I"
         numbers = source.data.cast("B").cast(code)
-        made = bytearray()
-        for start in range(0, len(numbers), k * n):
-            one = numbers[start : start + k * n]
-            for column in range(n):
-                made += one[column::n].tobytes()
-        return memoryview(made)
-
-    return LaterArray(source.dtype, (*outer, n, k), turned)
+        turned = memoryview(bytearray(len(picked) * k * numbers.itemsize)).cast(code)
+        for place, row in enumerate(picked):
+            matrix, column = divmod(row, n)
+            start, stop = matrix * k * n, (matrix + 1) * k * n
+            turned[place * k : (place + 1) * k] = numbers[start + column : stop : n]
+        return turned.cast("B")
 
 
 def _take(source: HostArray, picked: Sequence[int]) -> HostArray:
     stride = source.nbytes // source.shape[0]
 
     def gathered() -> memoryview:
+        if isinstance(source, _TurnedRows):
+            return source.made(picked)
         data = source.data
         if isinstance(picked, range) and picked.step == 1:
             return data[picked.start * stride : picked.stop * stride]

@@ -236,6 +236,9 @@ class Backend(Protocol):
     def weight(self, form: Form) -> Weight:
         """Take over a 2-D weight. UnavailableError if no kernel serves its form."""
 
+    def widening(self, kind: str) -> int:
+        """Bits by which each weight of a storage form's kind takes more here than in its form."""
+
     def vector(self, host: HostArray) -> Array:
         """Take over a norm weight or bias as fp32 [N]."""
 

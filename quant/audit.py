@@ -99,8 +99,11 @@ class CoverageBuilder:
         self._scheme = scheme
         self._entries: list[_Entry] = []
 
-    def add(self, name: str, role: Role, form: Form, planned: Planned) -> None:
-        """Count one weight in the form it has now."""
+    def add(
+        self, name: str, role: Role, form: Form, planned: Planned, widening: int = 0
+    ) -> None:
+        """Count one weight in the form it has now, and the bits by which a backend widens it."""
+        wider = widening * parameters(form) // 8
         self._entries.append(
             _Entry(
                 name,
@@ -108,8 +111,8 @@ class CoverageBuilder:
                 form.kind,
                 len(form.shape),
                 parameters(form),
-                nbytes(form),
-                _requested_bits(self._scheme, form, planned),
+                nbytes(form) + wider,
+                _requested_bits(self._scheme, form, planned, wider),
                 planned.reason,
             )
         )
@@ -142,14 +145,14 @@ class CoverageBuilder:
         )
 
 
-def _requested_bits(scheme: Scheme | None, form: Form, planned: Planned) -> float:
+def _requested_bits(scheme: Scheme | None, form: Form, planned: Planned, wider: int) -> float:
     """Bits a weight may take: what its scheme promises for it, or what it has if it is kept.
 
     A dense weight that no group divides counts as if it were quantized: it is an offender.
     """
     kept = planned.scheme is None and not isinstance(form, Dense)
     if scheme is None or kept:
-        return 8 * nbytes(form)
+        return 8 * (nbytes(form) + wider)
     k = form.shape[-1]
     rows = parameters(form) // k
     if fitting_group(scheme.group, k) is None:

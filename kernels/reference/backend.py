@@ -50,6 +50,10 @@ class TorchBackend:
         with allocating(f"a weight of {form_bytes(form):,} bytes"):
             return take_over(form, self._scratch, self._device)
 
+    def widening(self, kind: str) -> int:
+        """None: forms are kept as they are."""
+        return 0
+
     def vector(self, host: HostArray) -> torch.Tensor:
         """A norm weight or bias as fp32."""
         return as_tensor(host).to(self._device, torch.float32, copy=True)

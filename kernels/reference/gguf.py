@@ -16,7 +16,8 @@ _CHUNK_BYTES = 32_768
 a busy machine costs up to a hundred times the work; the temporaries also stay in cache."""
 
 Parts = tuple[torch.Tensor, ...]
-"""Codes u8 [blocks, bytes] as the form has them; scales and minima [blocks, groups], f16 or f32."""
+"""Codes u8 [blocks, bytes] as the form has them; scales and minima [blocks, groups], f16, bf16 or
+f32."""
 
 
 def unpack(
@@ -68,9 +69,9 @@ def _nibbles(data: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def _bits(data: torch.Tensor, step: int) -> torch.Tensor:
-    """[blocks, bytes] -> [blocks, 8 // step, bytes]: ``step`` bits of all bytes, low ones first."""
+    """[..., bytes] -> [..., 8 // step, bytes]: ``step`` bits of all bytes, low ones first."""
     shifts = torch.arange(0, 8, step, dtype=torch.uint8)[:, None]
-    return torch.bitwise_and(data[:, None] >> shifts, 2**step - 1)
+    return torch.bitwise_and(data[..., None, :] >> shifts, 2**step - 1)
 
 
 def _q4_0(blocks: torch.Tensor) -> Parts:
@@ -126,6 +127,46 @@ def _q6_k(blocks: torch.Tensor) -> Parts:
     return (low | (high << 4)) + (128 - 32), scales
 
 
+def _q2_k(blocks: torch.Tensor) -> Parts:
+    # Pair p of bits of byte l of each 32 belongs to weight 32 p + l.
+    codes = _adjacent(_bits(blocks[:, 16:80].reshape(-1, 2, 32), 2).flatten(1))
+    d, dmin = _half(blocks, 80).float(), _half(blocks, 82).float()
+    return codes, d * (blocks[:, :16] & 15), -(dmin * (blocks[:, :16] >> 4))
+
+
+def _q3_k(blocks: torch.Tensor) -> Parts:
+    # Codes as of Q2_K, less 4 where bit j of byte l is clear for weight 32 j + l.
+    low = _bits(blocks[:, 32:96].reshape(-1, 2, 32), 2).flatten(1)
+    high = _bits(blocks[:, :32], 1).flatten(1)
+    nibbles = blocks[:, 96:104]
+    sixths = torch.cat((nibbles & 15, nibbles >> 4), 1) | (
+        _bits(blocks[:, 104:108], 2).flatten(1) << 4
+    )
+    scales = _half(blocks, 108).float() * (sixths.view(torch.int8) - 32)
+    return _adjacent((low | (high << 2)) + (8 - 4)), scales
+
+
+def _adjacent(codes: torch.Tensor) -> torch.Tensor:
+    """[blocks, columns] -> two in a byte, even ones low."""
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Parts:
+    low = blocks[:, 4:8]
+    nibbles = torch.stack((low & 15, low >> 4), 2).flatten(1)
+    high = _bits(blocks[:, 2:4], 2).transpose(1, 2).flatten(1)
+    scales = (nibbles | (high << 4)).view(torch.int8) - 32
+    return _pairs(blocks[:, 8:], 16), _half(blocks, 0).float() * scales
+
+
+def _mxfp4(blocks: torch.Tensor) -> Parts:
+    exponents = blocks[:, :1].to(torch.int16)
+    # The least power is a subnormal number of bf16.
+    scales = torch.where(exponents == 0, 0x40, exponents << 7).to(torch.int16).view(torch.bfloat16)
+    nibbles = blocks[:, 1:].clone(memory_format=torch.contiguous_format)  # an even address
+    return _pairs(nibbles, 16), scales
+
+
 _READERS: Mapping[str, Callable[[torch.Tensor], Parts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -135,4 +176,9 @@ _READERS: Mapping[str, Callable[[torch.Tensor], Parts]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _q4_0,  # the same layout
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

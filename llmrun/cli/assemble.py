@@ -6,6 +6,7 @@ resolve, fetch, open, choose a scheme, (quantize,) bind a backend, build, tokeni
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from llmrun.cli.choice import Choice, change, choose_scheme, plan_weights, weigh
 from llmrun.cli.conversation import Conversation, open_conversation
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings
-from llmrun.cli.source import Source, open_source
+from llmrun.cli.source import Source, is_dense, open_source
 from llmrun.cli.threads import ThreadChoice, choose_threads
 from llmrun.engine.cache import KvCache
 from llmrun.engine.sampler import SamplingOptions
@@ -30,6 +31,7 @@ from llmrun.kernels.ops import KV_FORMS, Backend, CpuOptions
 from llmrun.model.decoder import Decoder, build
 from llmrun.model.spec import DecoderSpec
 from llmrun.quant.audit import Coverage, CoverageBuilder
+from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import Planned
 from llmrun.quant.scheme import Scheme, find
 from llmrun.store.model import LocalModel
@@ -210,10 +212,20 @@ def _load(
 def _is_kept_in_store(choice: Choice, source: Source) -> bool:
     if choice.scheme is None:
         return False
+    if source.is_quantized and not choice.requantized and _keeps_some(source):
+        return False
     from llmrun.cli.conversion import refusal
 
     # What files cannot hold is made anew with each load.
     return refusal(choice.scheme, source) is None
+
+
+def _keeps_some(source: Source) -> bool:
+    """Whether some weights stay quantized as they are stored, beside others that are opened."""
+    plain = source.opened()
+    return any(
+        not is_dense(kind) and name not in plain for name, (_, _, kind) in source.weights().items()
+    )
 
 
 def _fit(
@@ -225,7 +237,7 @@ def _fit(
     for name, (_, shape, kind) in weights_to_plan(choice, source, resident=True).items():
         scheme = planned[name].scheme
         if scheme is None:
-            total += kept[name]
+            total += kept[name] + backend.widening(_form_kind(kind)) * math.prod(shape) / 8
         else:
             n, k = shape
             total += n * k * find(scheme).bits_per_weight((n, k), DType[kind.upper()]) / 8
@@ -248,7 +260,7 @@ def _build(
 ) -> tuple[Decoder, Coverage]:
     planned = plan_weights(choice, source, resident=True)
     coverage = CoverageBuilder(asked)
-    counted = _counted(choice, source, planned, coverage, stopped)
+    counted = _counted(choice, source, planned, coverage, backend, stopped)
     decoder = build(source.binding.spec, source.tensors(counted), backend)
     backend.synchronize()  # a backend may have put work on the weights off
     return decoder, coverage.finish(allow_partial=options.allow_partial)
@@ -259,6 +271,7 @@ def _counted(
     source: Source,
     planned: Mapping[str, Planned],
     coverage: CoverageBuilder,
+    backend: Backend,
     stopped: Stopped,
 ) -> Callable[[str, Form], Form]:
     parameters = source.binding.parameters
@@ -267,10 +280,16 @@ def _counted(
         check(stopped)
         role = parameters[name].role
         result = change(choice, role, planned[name], name, form)
-        coverage.add(name, role, result, planned[name])
+        coverage.add(name, role, result, planned[name], backend.widening(result.kind))
         return result
 
     return brought
+
+
+def _form_kind(kind: str) -> str:
+    """The kind of the storage form a stored kind becomes."""
+    blocks = BLOCK_TYPES.get(kind.upper())
+    return kind if blocks is None else blocks.form_kind
 
 
 def _kv_form(wanted: str) -> str:

@@ -13,6 +13,10 @@ from llmrun.quant.scheme import Scheme, find, fitting_group
 
 DEFAULT_SCHEME = "int4"
 
+OPENED_SCHEME = "int8"
+"""What quantized weights become that no kernel computes with as they are stored: adds a relative
+squared error of 0.004 % (8-bit floats have 0.07 % themselves)."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -40,6 +44,10 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
     if wanted == "none":
         how = stored or "not quantized"
         return Choice(None, stored or "none", f"weights as stored: {how}", untouched=True)
+    if wanted == "auto" and stored is not None and _must_be_opened(source):
+        scheme = find(OPENED_SCHEME)
+        note = f"scheme {scheme.name}: no kernel computes with weights as stored ({stored})"
+        return Choice(scheme, scheme.name, note)
     if wanted == "auto" and stored is not None:
         note = f"linear layers as stored ({stored}); 16-bit embedding and head become int8"
         return Choice(None, stored, note)
@@ -52,6 +60,8 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
         return Choice(scheme, wanted, f"scheme {wanted}")
     if has_already(scheme, source):
         return Choice(None, wanted, f"weights as stored, which is {wanted}: {stored}")
+    if wanted == OPENED_SCHEME and _must_be_opened(source):
+        return Choice(scheme, wanted, f"scheme {wanted}, made from {stored}")
     if not requantize:
         raise UnavailableError(
             f"the model's weights are quantized already ({stored}); making {wanted} of them "
@@ -99,20 +109,32 @@ def weights_to_plan(choice: Choice, source: Source, *, resident: bool) -> Mappin
     ``resident``: parameters by canonical name; otherwise tensors by published name.
     """
     weights = source.weights() if resident else source.published_weights()
-    if not choice.requantized:
+    plain = source.opened() if source.is_quantized else set()
+    if not choice.requantized and not plain:
         return weights
     return {
-        name: (role, shape, OPENED_KIND if _is_opened(role, kind) else kind)
+        name: (
+            role,
+            shape,
+            OPENED_KIND if name in plain or _is_undone(choice, role, kind) else kind,
+        )
         for name, (role, shape, kind) in weights.items()
     }
 
 
 def change(choice: Choice, role: Role, planned: Planned, name: str, form: Form) -> Form:
     """Bring one weight into its planned form."""
-    if choice.requantized and _is_opened(role, form.kind):
+    if _is_undone(choice, role, form.kind):
         form = opened(form)
     return apply(planned, name, form)
 
 
-def _is_opened(role: Role, kind: str) -> bool:
-    return role in QUANTIZED_ROLES and not is_dense(kind)
+def _must_be_opened(source: Source) -> bool:
+    plain = source.opened()
+    return any(
+        name in plain for name, (role, _, _) in source.weights().items() if role in QUANTIZED_ROLES
+    )
+
+
+def _is_undone(choice: Choice, role: Role, kind: str) -> bool:
+    return choice.requantized and role in QUANTIZED_ROLES and not is_dense(kind)

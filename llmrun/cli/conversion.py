@@ -88,6 +88,7 @@ class Conversion:
 
     def _tensors(self, coverage: CoverageBuilder) -> Iterator[tuple[str, Form]]:
         weights = self.source.published_weights()
+        kinds = {tensor.name: tensor.kind for tensor in self.layout.planned}
 
         def converted(name: str, form: Form) -> Form:
             planned, role = self.planned[name], weights[name][0]
@@ -95,7 +96,9 @@ class Conversion:
             covered = planned.scheme is not None
             if covered:
                 form = rounded(form, self.layout.scale_dtype)
-            result = change(self.choice, role, planned, name, form) if covered else opened(form)
+                result = change(self.choice, role, planned, name, form)
+            else:
+                result = rounded(opened(form), DType[kinds[name].upper()])
             coverage.add(name, role, result, planned)
             return result
 

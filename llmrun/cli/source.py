@@ -1,6 +1,7 @@
 """A fetched model with its headers read and matched to a decoder: nothing loaded yet."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from llmrun.model.binding import Binding, bind_gguf, bind_huggingface
 from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import DENSE_KINDS
 from llmrun.quant.roles import Role
+
+_FORM = re.compile(r"(int|lut)(?P<bits>\d) (g(?P<group>\d+)|row)(?P<mins> \+min)?")
+"""Kinds of storage forms that take part of a byte per weight."""
 
 Weight = tuple[Role, tuple[int, ...], str]
 """Role, shape and stored kind of a parameter: what a recipe decides on."""
@@ -37,6 +41,16 @@ class Source:
             for piece in held.pieces:
                 parameter = self.binding.parameters[piece.canonical]
                 found[piece.canonical] = (parameter.role, parameter.shape, kind)
+        return found
+
+    def opened(self) -> set[str]:
+        """Parameters, and tensors by published name, that are read as plain numbers because no
+        form holds them as they are stored."""
+        found = set()
+        for name, held in self.binding.held.items():
+            if self.checkpoint.tensors[name].opened:
+                found |= {piece.canonical for piece in held.pieces}
+                found.add(self.binding.published[name])
         return found
 
     def published_weights(self) -> dict[str, Weight]:
@@ -88,10 +102,19 @@ def open_source(path: Path) -> Source:
 
 
 def _kept_bytes(info: TensorInfo) -> int:
+    count = math.prod(info.shape)
+    if info.opened:
+        return 4 * count
     blocks = BLOCK_TYPES.get(info.kind)
-    if blocks is None:
+    if blocks is not None:
+        return int(blocks.bits_per_weight * count) // 8
+    form = _FORM.fullmatch(info.kind)
+    if form is None:
         return info.nbytes
-    return int(blocks.bits_per_weight * math.prod(info.shape)) // 8
+    # Scales may be wider than in the file: this is the most they can take.
+    group = int(form["group"] or info.shape[-1])
+    per_group = 32 * (2 if form["mins"] else 1)
+    return count * int(form["bits"]) // 8 + count // group * per_group // 8
 
 
 def is_dense(kind: str) -> bool:

@@ -15,13 +15,15 @@ from llmrun.kernels.forms import Form
 class TensorInfo:
     """A logical tensor as the headers describe it: N, K (or a vector's length) and stored bytes.
 
-    ``kind`` names the stored type, e.g. ``BF16``, ``Q4_1`` or ``int4 g32``.
+    ``kind`` names the stored type, e.g. ``BF16``, ``Q4_1`` or ``int4 g32``. ``opened``: no storage
+    form holds it as it is stored, so it is read as plain numbers: F32, or BF16 where that is exact.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: str
     nbytes: int
+    opened: bool = False
 
 
 @dataclass(frozen=True)

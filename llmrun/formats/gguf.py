@@ -1,9 +1,11 @@
-"""GGUF files: one file with metadata and tensors, opened behind llmrun's own header check.
+"""GGUF files: metadata and tensors in one file or several, behind llmrun's own header check.
 
-Tensors keep their GGUF names and have shape [N, K]. F32, F16 and BF16 are views of the file;
-quantized types become GroupInt with their codes unchanged (``quant.gguf_blocks``).
+Tensors keep their GGUF names and have shape [N, K], stacks of expert matrices [E, N, K]. F32, F16
+and BF16 are views of the file; quantized types become GroupInt or Lut16 with their codes unchanged
+(``quant.gguf_blocks``), a stack as one matrix [E * N, K].
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,9 @@ from llmrun.errors import ModelFileError
 from llmrun.formats.checkpoint import Checkpoint, Format, TensorInfo
 from llmrun.formats.damage import damaged, shown
 from llmrun.formats.finite import nonfinite_part
-from llmrun.formats.gguf_header import GgufTensor, read_header
-from llmrun.formats.mapping import map_file, passing
+from llmrun.formats.gguf_header import GgufTensor
+from llmrun.formats.gguf_split import Part, read_parts
+from llmrun.formats.mapping import passing
 from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.host import DType, HostArray
 from llmrun.quant.gguf_blocks import BLOCK_TYPES, unblock
@@ -29,45 +32,43 @@ def _detect(path: Path) -> bool:
 
 
 def open_gguf(path: Path, *, exact: bool = False) -> Checkpoint:
-    """Open a GGUF file. ``exact``: scales of the K types in F32, as the file's products are,
-    instead of rounded to F16. ModelFileError names what is damaged or not supported."""
-    view = map_file(path)
-    metadata, table = read_header(view, path)
-    tensors = {tensor.name: tensor for tensor in table}
-    kinds = sorted({tensor.kind for tensor in table if tensor.kind in BLOCK_TYPES})
+    """Open a GGUF file, or all parts of a split model by any one of them.
+
+    ``exact``: scales of the K types and IQ4_XS in F32, as the file's products are, instead of
+    rounded to F16. ModelFileError names what is damaged or not supported.
+    """
+    parts = read_parts(path)
+    places = {tensor.name: (part, tensor) for part in parts for tensor in part.tensors}
+    kinds = sorted({tensor.kind for _, tensor in places.values() if tensor.kind in BLOCK_TYPES})
     return Checkpoint(
         path=path,
         layout="gguf",
-        config=metadata,
+        config=parts[0].metadata,
         tensors={
-            tensor.name: TensorInfo(
-                tensor.name, tensor.shape, tensor.kind, tensor.end - tensor.start
-            )
-            for tensor in table
+            name: TensorInfo(name, tensor.shape, tensor.kind, tensor.end - tensor.start)
+            for name, (_, tensor) in places.items()
         },
-        read=partial(_read, path, view, tensors, exact),
+        read=partial(_read, places, exact),
         quantization=f"GGUF {', '.join(kinds)}" if kinds else None,
     )
 
 
-def _read(
-    path: Path, view: memoryview, tensors: Mapping[str, GgufTensor], exact: bool, name: str
-) -> Form:
-    tensor = tensors[name]
-    data = passing(view, tensor.start, tensor.end)
+def _read(places: Mapping[str, tuple[Part, GgufTensor]], exact: bool, name: str) -> Form:
+    part, tensor = places[name]
+    data = passing(part.view, tensor.start, tensor.end)
     if tensor.kind not in BLOCK_TYPES:
         return Dense(HostArray(DType[tensor.kind], tensor.shape, data))
-    if len(tensor.shape) != 2:
+    if len(tensor.shape) not in (2, 3):
         problem = f"tensor {shown(name)} is {tensor.kind} with {len(tensor.shape)} dimensions"
-        raise damaged(path, problem, "llmrun reads quantized matrices only; use another file.")
+        raise damaged(part.path, problem, "llmrun reads quantized matrices only; use another file.")
     raw = HostArray(DType.U8, (data.nbytes,), data)
-    shape = (tensor.shape[0], tensor.shape[1])
+    *rows, k = tensor.shape
 
     def refusal(form: Form) -> ModelFileError:
-        part, index = nonfinite_part(form) or ("scales", 0)
-        return damaged(path, f"tensor {shown(name)}: {part} {index:,} is not finite")
+        array, index = nonfinite_part(form) or ("scales", 0)
+        return damaged(part.path, f"tensor {shown(name)}: {array} {index:,} is not finite")
 
-    return unblock(tensor.kind, raw, shape, refusal, exact=exact)
+    return unblock(tensor.kind, raw, (math.prod(rows), k), refusal, exact=exact)
 
 
 FORMAT = Format("gguf", _detect, open_gguf)

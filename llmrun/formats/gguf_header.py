@@ -45,7 +45,10 @@ class GgufTensor:
 
 
 def read_header(view: memoryview, path: Path) -> tuple[Metadata, tuple[GgufTensor, ...]]:
-    """Check the whole header of a mapped file; return its metadata and tensor table."""
+    """Check the whole header of a mapped file; return its metadata and tensor table.
+
+    The table is empty only in a part of a split model: one file of it may hold the metadata alone.
+    """
     cursor = Cursor(view, path)
     cursor.need(4, "magic")
     if view[:4] != _MAGIC:
@@ -56,8 +59,6 @@ def read_header(view: memoryview, path: Path) -> tuple[Metadata, tuple[GgufTenso
     key_count = cursor.number(8, "key count")
     if key_count > limits.GGUF_KEYS or 14 * key_count > view.nbytes - cursor.position:
         raise cursor.refused("key count", f"{key_count:,} is too many", 16)
-    if tensor_count == 0:
-        raise cursor.refused("tensor count", "no tensors, a vocabulary-only file", 8)
     if tensor_count > limits.GGUF_TENSORS or 33 * tensor_count > view.nbytes - cursor.position:
         raise cursor.refused("tensor count", f"{tensor_count:,} is too many", 8)
     places: dict[str, Value] = {}
@@ -68,6 +69,8 @@ def read_header(view: memoryview, path: Path) -> tuple[Metadata, tuple[GgufTenso
             raise cursor.refused("key", f"{shown(key)} occurs twice", start)
         places[key] = walk_value(cursor, key)
     metadata = Metadata(view, path, places)
+    if tensor_count == 0 and metadata.get("split.count", 0) in (0, 1):
+        raise cursor.refused("tensor count", "no tensors, a vocabulary-only file", 8)
     alignment = _alignment(cursor, places)
     infos = _tensor_infos(cursor, tensor_count)
     tensors = _place_tensors(cursor, infos, alignment)
@@ -182,9 +185,6 @@ def _check_metadata(metadata: Metadata) -> None:
         what = f"{key} at byte {places[key].offset:,}: {problem}"
         return damaged(metadata.path, what, FETCH_AGAIN)
 
-    split = "split.count"
-    if split in places and metadata[split] not in (0, 1):
-        raise refused(split, f"{shown(metadata[split])}; split files are not read")
     tokens = places.get("tokenizer.ggml.tokens")
     if tokens is None:
         return

@@ -15,7 +15,7 @@ from llmrun.formats.checkpoint import Checkpoint, Format, TensorInfo
 from llmrun.formats.damage import FETCH_AGAIN, PICKLES, damaged, pickled, shown
 from llmrun.formats.limits import INDEX, INDEX_ENTRIES
 from llmrun.formats.names import is_plain
-from llmrun.formats.safetensors_header import StoredTensor, open_safetensors
+from llmrun.formats.safetensors_header import BITS, StoredTensor, open_safetensors
 from llmrun.kernels.forms import FLOATS, Dense, Form
 
 CONFIG_NAME = "config.json"
@@ -99,7 +99,12 @@ def dense(stored: StoredTensor) -> Dense:
 
 
 def info(stored: StoredTensor) -> TensorInfo:
-    """Describe a stored tensor that is a logical tensor by itself."""
+    """Describe a stored tensor that is a logical tensor by itself.
+
+    ModelFileError for floats of eight bits or fewer: they mean nothing without a scale.
+    """
+    if stored.dtype.startswith("F") and BITS[stored.dtype] <= 8:
+        raise stored.refused(f"has dtype {stored.dtype}, and nothing says how it is scaled")
     return TensorInfo(stored.name, stored.shape, stored.dtype, stored.data.nbytes)
 
 

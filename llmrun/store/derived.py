@@ -46,12 +46,12 @@ def key_for(model: LocalModel, recipe: str) -> Key:
 
     Files of the user's, which nobody hashed, are told apart by size and modification time.
     """
+    folder = model.path if model.path.is_dir() else model.path.parent
     parts = []
     for record in model.files:
         digest = record.sha256
         if digest is None:
-            path = model.path / record.path if model.path.is_dir() else model.path
-            digest = str(path.stat().st_mtime_ns)
+            digest = str((folder / record.path).stat().st_mtime_ns)
         parts.append(f"{record.path}:{record.size}:{digest}")
     parent = hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
     return Key(model=model.origin, parent=parent, recipe=recipe)

@@ -8,6 +8,7 @@ forwards credentials to a list of hosts of its own. transfer.py does those thing
 
 import importlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -219,23 +220,23 @@ def _choose_weights(
     hub: Hub, reference: Reference, commit: str, top: dict[str, WantedFile]
 ) -> list[str]:
     if reference.file:
-        if reference.file not in top:
+        if top.keys().isdisjoint(names.parts_of(reference.file)):
             raise ModelNotFoundError(
                 f"{reference.repo} has no file {reference.file}.",
                 f"It has: {_enumerate(top, ('.gguf',))}.",
             )
-        return [reference.file]
+        return _parts(reference, reference.file, top)
     if INDEX in top:
         return _shards(hub, reference, commit, top)
     safetensors = [path for path in top if path.endswith(".safetensors")]
     if safetensors:
         whole = "model.safetensors"
         return [whole] if whole in safetensors else safetensors
-    ggufs = [path for path in top if path.endswith(".gguf")]
+    ggufs = sorted({names.parts_of(path)[0] for path in top if path.endswith(".gguf")})
     if len(ggufs) > 1:
         raise UsageError(
-            f"{reference.repo} holds {len(ggufs)} GGUF files: {_enumerate(top, ('.gguf',))}.",
-            f"Name one: {reference.repo}/{sorted(ggufs)[0]}",
+            f"{reference.repo} holds {len(ggufs)} GGUF files: {_enumerate(ggufs, ('.gguf',))}.",
+            f"Name one: {reference.repo}/{ggufs[0]}",
         )
     if not ggufs:
         pickles = [path for path in top if path.endswith(PICKLES)]
@@ -246,7 +247,19 @@ def _choose_weights(
             f"As weights {reference.repo} holds {why}.",
             "Look for a version of the model in safetensors or GGUF.",
         )
-    return ggufs
+    return _parts(reference, ggufs[0], top)
+
+
+def _parts(reference: Reference, first: str, top: dict[str, WantedFile]) -> list[str]:
+    parts = names.parts_of(first)
+    missing = [part for part in parts if part not in top]
+    if missing:
+        raise ModelFileError(
+            f"{reference.repo} holds {len(parts) - len(missing)} of the {len(parts)} parts of a "
+            f"split model; {missing[0]} is missing.",
+            "Tell the publisher, or use another revision.",
+        )
+    return parts
 
 
 def _shards(hub: Hub, reference: Reference, commit: str, top: dict[str, WantedFile]) -> list[str]:
@@ -296,7 +309,7 @@ def _drop_strangers(folder: Path, listing: Listing, disk: Disk) -> None:
             disk.remove_tree(path)
 
 
-def _enumerate(top: dict[str, WantedFile], ends: tuple[str, ...]) -> str:
+def _enumerate(top: Iterable[str], ends: tuple[str, ...]) -> str:
     found = sorted(path for path in top if path.endswith(ends))
     shown = ", ".join(ascii(path)[1:-1] for path in found[:12]) or "none"
     return shown + (f" and {len(found) - 12} more" if len(found) > 12 else "")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llmrun.errors import ModelFileError, ModelNotFoundError, UsageError
+from llmrun.store import names
 from llmrun.store.disk import Disk
 from llmrun.store.model import FileRecord, LocalModel
 from llmrun.store.progress import Progress
@@ -24,7 +25,11 @@ class LocalSource:
         path = reference.path
         if path is None or not path.exists():
             return None
-        found = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
+        if path.is_file():
+            found = [path.with_name(name) for name in names.parts_of(path.name)]
+            found = [part for part in found if part.is_file()]  # formats says what is missing
+        else:
+            found = sorted(p for p in path.iterdir() if p.is_file())
         kinds = {p.suffix for p in found}
         if path.is_dir() and not kinds & {".safetensors", ".gguf"}:
             raise _no_weights(path, sorted(kinds & set(PICKLES)))

@@ -12,6 +12,7 @@ REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 # Windows opens these as devices whatever extension follows.
 DEVICES = frozenset(
     ["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))]
@@ -54,6 +55,14 @@ def leaves_folder(path: str) -> bool:
     if "\\" in path or re.match(r"[A-Za-z]:", path) or any(ord(c) < 32 for c in path):
         return True
     return any(part in ("", ".", "..") for part in path.split("/"))
+
+
+def parts_of(name: str) -> list[str]:
+    """The files of the model that the GGUF file ``name`` belongs to, in order: mostly it alone."""
+    split = SPLIT.fullmatch(name)
+    if split is None or not 1 <= int(split[2]) <= int(split[3]):
+        return [name]
+    return [f"{split[1]}-{n:05}-of-{split[3]}.gguf" for n in range(1, int(split[3]) + 1)]
 
 
 def slug(text: str) -> str:

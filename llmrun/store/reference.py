@@ -21,8 +21,8 @@ class Reference:
     """A resolved name. ``kind``: pypi, hub, folder or gguf.
 
     ``revision`` is what was asked for (branch, tag or commit) or the catalog's pin, None for the
-    default branch; ``file`` the one GGUF file wanted from a hub repository; ``path`` is set for
-    folder and gguf.
+    default branch; ``file`` the one GGUF file wanted from a hub repository, the first part of a
+    split model; ``path`` is set for folder and gguf.
     """
 
     name: str
@@ -108,7 +108,7 @@ def _of_hub(name: str, catalog: Catalog, revision: str | None) -> Reference:
         raise _pickle(name)
     repo = "/".join(parts[:2])
     if len(parts) == 3 and parts[2].endswith(".gguf") and names.is_file(parts[2]):
-        file: str | None = parts[2]
+        file: str | None = names.parts_of(parts[2])[0]
     elif len(parts) == 2:
         file = None
     else:

@@ -1,10 +1,12 @@
 """Loading: schemes, copies in the store, the audit, and what is said about it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from llmrun.cli.assemble import LoadedModel, LoadOptions, load
 from llmrun.cli.quantizing import plan_quantization, quantize
@@ -139,3 +141,38 @@ def test_a_tied_head_in_the_file_is_mentioned(folder: Any, settings: Settings) -
     save_file(state, model / "model.safetensors", metadata={"format": "pt"})
     loaded = opened(model, settings, quant="none")
     assert any("lm_head.weight left out" in decision for decision in loaded.decisions)
+
+
+def as_fp8(model: Path) -> Path:
+    """The checkpoint with its projections as 8-bit floats in blocks of 128 x 128."""
+    weights = load_file(str(model / "model.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        weight = weights[name].float()  # no larger than a block
+        scale = weight.abs().max() / 448
+        weights[name] = (weight / scale).to(torch.float8_e4m3fn)
+        weights[f"{name}_scale_inv"] = scale.view(1, 1)
+    config["quantization_config"] = {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    }  # fmt: skip
+    save_file(weights, str(model / "model.safetensors"), metadata={"format": "pt"})
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_weights_no_kernel_computes_with_become_int8_and_that_is_said(
+    folder: Any, settings: Settings
+) -> None:
+    model = as_fp8(folder())
+    auto = opened(model, settings)
+    assert auto.scheme == "int8"
+    assert any("as stored (fp8 F8_E4M3" in decision for decision in auto.decisions)
+    assert not [kind for kind in auto.coverage.kinds if kind.startswith(("f8", "f32"))]
+    untouched = opened(model, settings, quant="none")
+    assert "f32" in untouched.coverage.kinds
+    ids = [1, 2, 3]
+    error = (logits(auto, ids) - logits(untouched, ids)).norm() / logits(untouched, ids).norm()
+    assert 0 < float(error) < 0.03
+    assert opened(model, settings, quant="int8").scheme == "int8"
+    with pytest.raises(UnavailableError, match="quantized already"):
+        opened(model, settings, quant="int4")

@@ -5,7 +5,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
 from llmrun.kernels.host import DType, HostArray
-from llmrun.quant.zero_points import minima
+from llmrun.quant.zero_points import minima, signed_minima, widened
 
 
 def _host(tensor: torch.Tensor, dtype: DType) -> HostArray:
@@ -14,7 +14,7 @@ def _host(tensor: torch.Tensor, dtype: DType) -> HostArray:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 33])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("scale", [torch.float16, torch.bfloat16, torch.float32])
 def test_minimum_is_minus_scale_times_zero_point(rows: int, bits: int, scale: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(rows)
@@ -27,3 +27,21 @@ def test_minimum_is_minus_scale_times_zero_point(rows: int, bits: int, scale: to
     expected = -scales.float() * (zeros.float() + half)
     assert found.dtype is DType.F32
     assert torch.equal(torch.frombuffer(found.data, dtype=torch.float32).view(rows, 5), expected)
+
+
+def test_zero_points_of_signed_codes_count_from_128() -> None:
+    zeros = torch.tensor([[-128, 0], [127, 5]], dtype=torch.int8)
+    scales = torch.tensor([[1.5, -2.0], [0.25, 3.0]])
+    found = signed_minima(_host(zeros, DType.I8), _host(scales, DType.F32))
+    expected = -scales * (zeros.float() + 128)
+    assert torch.equal(torch.frombuffer(found.data, dtype=torch.float32).view(2, 2), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_widened_scales_are_exact(dtype: torch.dtype) -> None:
+    scales = torch.tensor([[1.5, -2.0e-7], [65504.0, -0.0]]).to(dtype)
+    names = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
+    found = widened(_host(scales, names[dtype]))
+    assert found.dtype is DType.F32
+    bits = torch.frombuffer(found.data, dtype=torch.int32).view(2, 2)
+    assert torch.equal(bits, scales.float().view(torch.int32))

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -126,3 +127,112 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
         return made
 
     return make
+
+
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+def _compressed(scheme: Any, n: int, k: int, dtype: Any, global_scale: bool = False) -> Any:
+    """Return the stored parts of a random weight and the library's decompression of them.
+
+    Scales are random and of both signs where the format has signs; the first group is all zero,
+    the last holds weights far over the range.
+    """
+    import torch
+    from compressed_tensors.compressors import BaseCompressor
+
+    args = scheme.weights
+    generator = torch.Generator().manual_seed(n + k)
+    rows, columns = args.block_structure or (1, args.group_size or k)
+    grid = (-(-n // rows), -(-k // columns)) if args.strategy != "tensor" else (1,)
+    largest = 448.0 if args.num_bits == 8 and args.type == "float" else 2.0**args.num_bits / 2
+    scale = (torch.rand(grid, generator=generator) + 0.5) * 4 / largest
+    scale *= torch.where(torch.rand(grid, generator=generator) < 0.3, -1.0, 1.0)
+    weight = torch.randn((n, k), generator=generator)
+    weight[0, : k // 2] = 0
+    weight[-1, -columns:] *= 1_000
+    state = {"weight": weight.to(dtype), "weight_scale": scale.to(dtype)}
+    if not args.symmetric:
+        half = 2 ** (args.num_bits - 1)
+        state["weight_zero_point"] = torch.randint(-half, half, grid, generator=generator).to(
+            torch.int8
+        )
+    if global_scale:
+        state["weight_global_scale"] = torch.tensor([37.0])
+        state["weight_scale"] = (scale.abs() * 37).to(torch.float8_e4m3fn).to(dtype)
+    compressor = BaseCompressor.get_value_from_registry(scheme.format)
+    parts = compressor.compress(state, scheme)
+    return parts, _decompressed(parts, scheme)
+
+
+def _decompressed(parts: Mapping[str, Any], scheme: Any) -> Any:
+    from compressed_tensors.compressors import BaseCompressor
+
+    return BaseCompressor.get_value_from_registry(scheme.format).decompress(parts, scheme)["weight"]
+
+
+def _ct_scheme(format: str, bits: int = 8, type: str = "int", **weights: object) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = QuantizationArgs(num_bits=bits, type=type, **weights)
+    return QuantizationScheme(targets=["Linear"], weights=args, format=format)
+
+
+def _ct_folder(path: Path, parts: Mapping[str, Any], scheme: Any, **config: object) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": scheme.format,
+        "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
+        "ignore": ["lm_head"],
+        **config,
+    }
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    stored = {f"{MODULE}.{name}": tensor.contiguous() for name, tensor in parts.items()}
+    stored["lm_head.weight"] = torch.ones(2, 3)
+    save_file(stored, path / "model.safetensors")
+    return path
+
+
+def _weights(form: Any) -> Any:
+    """Return the weights by the storage form's formula, in float64."""
+    import torch
+
+    types = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+    def tensor(name: str) -> Any:
+        array = form.arrays[name]
+        return torch.frombuffer(array.data, dtype=types[array.dtype.name]).double()
+
+    if "w" in form.arrays:
+        return tensor("w").view(form.shape)
+    codes = torch.frombuffer(form.codes.data, dtype=torch.uint8)
+    if form.bits == 4:
+        codes = torch.stack((codes & 15, codes >> 4), -1)
+    u = codes.reshape(-1, form.group or form.shape[1]).double()
+    scales = tensor("scales").view(-1, 1)
+    if form.mins is None:
+        return (scales * (u - 2 ** (form.bits - 1))).view(form.shape)
+    return (scales * u + tensor("mins").view(-1, 1)).view(form.shape)
+
+
+@pytest.fixture(scope="session")
+def ct() -> SimpleNamespace:
+    """Checkpoints as the compressed-tensors library makes them, for one module ``ct.MODULE``.
+
+    ``ct.scheme(format, bits, type, **weights)``; ``ct.compressed(scheme, n, k, dtype)``: the parts
+    and the library's own reading of them, also ``ct.decompressed(parts, scheme)``;
+    ``ct.folder(path, parts, scheme, **config)``; ``ct.weights(form)``: what a storage form stands
+    for, float64.
+    """
+    return SimpleNamespace(
+        MODULE=MODULE,
+        scheme=_ct_scheme,
+        compressed=_compressed,
+        decompressed=_decompressed,
+        folder=_ct_folder,
+        weights=_weights,
+    )

@@ -1,194 +1,183 @@
-"""Pack-quantized folders made by the library, read as the library itself decompresses them."""
+"""Which module a config means, what is listed of it, and what is said of the rest."""
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from safetensors.torch import save_file
 
 from llmrun.errors import ModelFileError
 from llmrun.formats.open import open_checkpoint
-from llmrun.kernels.forms import Dense, GroupInt
 
 MODULE = "model.layers.0.mlp.up_proj"
-TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+NAME = f"{MODULE}.weight"
 
 
-def _scheme(bits: int, group: int, symmetric: bool) -> QuantizationScheme:
-    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
-    weights = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, **strategy)
-    return QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
+@pytest.fixture
+def w4(ct: SimpleNamespace) -> Any:
+    return ct.scheme("pack-quantized", 4, strategy="group", group_size=32)
 
 
-def _compressed(
-    scheme: QuantizationScheme, n: int, k: int, dtype: torch.dtype
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the stored parts of a random weight and the library's decompression of them."""
-    args = scheme.weights
-    assert args is not None
-    generator = torch.Generator().manual_seed(n + k)
-    groups = k // (args.group_size or k)
-    half = 2 ** (args.num_bits - 1)
-    state = {
-        "weight": torch.randn((n, k), generator=generator).to(dtype),
-        "weight_scale": (torch.rand((n, groups), generator=generator) * 2 / half + 0.01).to(dtype),
-    }
-    if not args.symmetric:
-        zeros = torch.randint(-half, half, (n, groups), generator=generator)
-        state["weight_zero_point"] = zeros.to(torch.int8)
-    parts = PackedQuantizationCompressor.compress(state, scheme)
-    return parts, PackedQuantizationCompressor.decompress(parts, scheme)["weight"]
+@pytest.fixture
+def w8(ct: SimpleNamespace) -> Any:
+    return ct.scheme("int-quantized", 8, strategy="channel")
 
 
-def _folder(
-    path: Path, parts: dict[str, torch.Tensor], scheme: QuantizationScheme, **config: object
-) -> Path:
-    group = json.loads(scheme.model_dump_json())
-    quantization = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        **config,
-    }
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
-    stored = {f"{MODULE}.{name}": tensor.contiguous() for name, tensor in parts.items()}
-    stored["lm_head.weight"] = torch.ones(2, 3)
-    save_file(stored, path / "model.safetensors")
-    return path
+@pytest.fixture
+def f8(ct: SimpleNamespace) -> Any:
+    return ct.scheme("float-quantized", 8, "float", strategy="tensor")
 
 
-def _weights(form: GroupInt) -> torch.Tensor:
-    """Return the weights by the storage form's formula, in float64."""
-
-    def tensor(name: str) -> torch.Tensor:
-        array = form.arrays[name]
-        return torch.frombuffer(array.data, dtype=TYPES[array.dtype.name]).double().view(-1, 1)
-
-    codes = torch.frombuffer(form.codes.data, dtype=torch.uint8)
-    if form.bits == 4:
-        codes = torch.stack((codes & 15, codes >> 4), -1)
-    u = codes.reshape(-1, form.group or form.shape[1]).double()
-    if form.mins is None:
-        return (tensor("scales") * (u - 2 ** (form.bits - 1))).view(form.shape)
-    return (tensor("scales") * u + tensor("mins")).view(form.shape)
+def _group(scheme: Any, **changes: object) -> dict[str, object]:
+    return {**json.loads(scheme.model_dump_json()), **changes}
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group", [0, 32, 64, 128])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_equal_to_the_library(
-    bits: int, group: int, symmetric: bool, dtype: torch.dtype, tmp_path: Path
+def _parts(ct: SimpleNamespace, scheme: Any) -> dict[str, torch.Tensor]:
+    parts: dict[str, torch.Tensor] = ct.compressed(scheme, 16, 64, torch.bfloat16)[0]
+    return parts
+
+
+def test_a_pattern_goes_before_a_class_as_in_the_library(
+    ct: SimpleNamespace, w4: Any, tmp_path: Path
 ) -> None:
-    scheme = _scheme(bits, group, symmetric)
-    parts, expected = _compressed(scheme, 13, 256, dtype)
-    opened = open_checkpoint(_folder(tmp_path, parts, scheme))
-    name = f"{MODULE}.weight"
-    assert set(opened.tensors) == {name, "lm_head.weight"}
-    form = opened.read(name)
-    assert isinstance(form, GroupInt)
-    assert opened.tensors[name].kind == form.kind
-    assert opened.tensors[name].shape == form.shape == (13, 256)
-    assert form.kind in str(opened.quantization)
-    assert bytes(form.codes.data) == parts["weight_packed"].numpy().tobytes()
-    assert torch.equal(_weights(form).to(dtype), expected)
-    assert isinstance(opened.read("lm_head.weight"), Dense)
+    groups = {
+        "a": _group(w4, weights={"num_bits": 8, "strategy": "channel"}),
+        "b": _group(w4, targets=["re:.*up_proj$"]),
+    }
+    opened = open_checkpoint(ct.folder(tmp_path, _parts(ct, w4), w4, config_groups=groups))
+    assert opened.tensors[NAME].kind == "int4 g32"
+    groups = {"a": _group(w4, targets=["re:.*up_proj$"]), "b": _group(w4, targets=[MODULE])}
+    groups["a"] = {**groups["a"], "weights": {"num_bits": 8, "strategy": "channel"}}
+    opened = open_checkpoint(ct.folder(tmp_path, _parts(ct, w4), w4, config_groups=groups))
+    assert opened.tensors[NAME].kind == "int4 g32"
 
 
-def test_symmetric_codes_and_scales_are_views_of_the_file(tmp_path: Path) -> None:
-    scheme = _scheme(4, 32, True)
+def test_each_quantized_module_needs_exactly_one_scheme(
+    ct: SimpleNamespace, w4: Any, tmp_path: Path
+) -> None:
+    parts = _parts(ct, w4)
+    two = {
+        "a": _group(w4, targets=["re:.*mlp.*"]),
+        "b": _group(w4, targets=["re:.*up_proj$"]),
+    }
+    assert open_checkpoint(ct.folder(tmp_path, parts, w4, config_groups=two)).tensors[NAME]
+    two["b"] = {**two["b"], "weights": {"num_bits": 4, "strategy": "channel"}}
+    with pytest.raises(ModelFileError, match=f"'{MODULE}' is quantized, but 2 groups"):
+        open_checkpoint(ct.folder(tmp_path, parts, w4, config_groups=two))
+    with pytest.raises(ModelFileError, match=f"'{MODULE}' is quantized, but no group"):
+        open_checkpoint(ct.folder(tmp_path, parts, w4, ignore=["re:.*up_proj$"]))
+    groups = {"a": _group(w4, targets=["Embedding", "model.layers.1.mlp.up_proj"])}
+    with pytest.raises(ModelFileError, match="no group of the config match it"):
+        open_checkpoint(ct.folder(tmp_path, parts, w4, config_groups=groups))
+
+
+def test_groups_of_several_formats_make_one_model(
+    ct: SimpleNamespace, w4: Any, w8: Any, f8: Any, tmp_path: Path
+) -> None:
+    modules = {"": w4, ".second": w8, ".third": f8}
+    stored = {}
+    for suffix, scheme in modules.items():
+        parts = _parts(ct, scheme)
+        stored |= {f"{suffix}.{name}".removeprefix("."): part for name, part in parts.items()}
+    groups = {
+        f"group_{index}": _group(scheme, targets=[f"{MODULE}{suffix}"])
+        for index, (suffix, scheme) in enumerate(modules.items())
+    }
     opened = open_checkpoint(
-        _folder(tmp_path, _compressed(scheme, 4, 64, torch.float16)[0], scheme)
+        ct.folder(tmp_path, stored, w4, format="mixed-precision", config_groups=groups)
     )
-    one, two = (opened.read(f"{MODULE}.weight") for _ in range(2))
-    one.arrays["codes"].data[0] ^= 255
-    one.arrays["scales"].data[0] ^= 1
-    assert bytes(two.arrays["codes"].data) == bytes(one.arrays["codes"].data)
-    assert bytes(two.arrays["scales"].data) == bytes(one.arrays["scales"].data)
-
-
-Parts = dict[str, torch.Tensor]
-
-
-def _faults() -> Iterator[tuple[str, Callable[[Parts], object], str]]:
-    def cast(name: str, dtype: torch.dtype) -> Callable[[Parts], object]:
-        return lambda parts: parts.update({name: parts[name].to(dtype)})
-
-    def cut(name: str) -> Callable[[Parts], object]:
-        return lambda parts: parts.update({name: parts[name][:-1]})
-
-    names = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
-    for name in names:
-        yield (
-            f"missing {name}",
-            lambda parts, name=name: parts.pop(name),
-            f"{MODULE}.{name}' is missing",
+    assert {name: info.kind for name, info in opened.tensors.items()} == {
+        NAME: "int4 g32",
+        f"{MODULE}.second.weight": "int8 row",
+        f"{MODULE}.third.weight": "F8_E4M3 tensor",
+        "lm_head.weight": "F32",
+    }
+    assert opened.quantization == "compressed-tensors F8_E4M3 tensor, int4 g32, int8 row"
+    for name in opened.tensors:
+        assert opened.read(name).shape == opened.tensors[name].shape
+    del groups["group_2"]["format"]
+    with pytest.raises(ModelFileError, match="format is 'mixed-precision'"):
+        open_checkpoint(
+            ct.folder(tmp_path, stored, w4, format="mixed-precision", config_groups=groups)
         )
-        yield f"cut {name}", cut(name), f"{MODULE}.{name}' is"
-    yield "scale as f64", cast("weight_scale", torch.float64), "weight_scale' is F64"
-    yield "codes as i64", cast("weight_packed", torch.int64), "weight_packed' is I64"
-    yield "zero points as i16", cast("weight_zero_point", torch.int16), "weight_zero_point' is I16"
-    yield "shape as f32", cast("weight_shape", torch.float32), "weight_shape' is F32"
-    for shape in ([16, 63], [0, 64], [-16, 64], [2**62, 64], [16, 32]):
-        change = {"weight_shape": torch.tensor(shape)}
-        yield f"shape {shape}", lambda parts, change=change: parts.update(change), MODULE
-    act_order = {"weight_g_idx": torch.arange(63, -1, -1, dtype=torch.int32) // 32}
-    yield "reordered", lambda parts: parts.update(act_order), "weight_g_idx' reorders"
-    both = {"weight": torch.zeros(16, 64)}
-    yield "plain too", lambda parts: parts.update(both), "both packed and plain"
-    yield (
-        "only plain",
-        lambda parts: (parts.clear(), parts.update(both)),
-        "weight_packed' is missing",
-    )
 
 
-@pytest.mark.parametrize("fault", [pytest.param((f, w), id=n) for n, f, w in _faults()])
-def test_every_part_is_checked_before_data_is_read(
-    fault: tuple[Callable[[Parts], object], str], tmp_path: Path
+def test_a_weight_in_another_format_than_its_groups_is_refused(
+    ct: SimpleNamespace, w4: Any, w8: Any, f8: Any, tmp_path: Path
 ) -> None:
-    change, words = fault
-    scheme = _scheme(4, 32, False)
-    scheme.targets = [MODULE]
-    parts, _ = _compressed(scheme, 16, 64, torch.bfloat16)
-    change(parts)
-    with pytest.raises(ModelFileError) as caught:
-        open_checkpoint(_folder(tmp_path, parts, scheme))
-    assert words in caught.value.what
-
-
-def test_columns_in_order_are_read(tmp_path: Path) -> None:
-    scheme = _scheme(4, 32, True)
-    parts, _ = _compressed(scheme, 16, 64, torch.bfloat16)
-    for index in (
-        torch.arange(64, dtype=torch.int32) // 32,
-        torch.full((64,), -1, dtype=torch.int32),
+    for stored, stated, words in (
+        (w4, w8, f"{NAME}' is missing"),
+        (w8, w4, f"{MODULE}.weight_packed' is missing"),
+        (w8, f8, f"{NAME}' is I8"),
+        (f8, w8, f"{NAME}' is F8_E4M3"),
     ):
-        parts["weight_g_idx"] = index
-        assert open_checkpoint(_folder(tmp_path, parts, scheme)).read(f"{MODULE}.weight")
+        with pytest.raises(ModelFileError) as caught:
+            open_checkpoint(ct.folder(tmp_path, _parts(ct, stored), stated))
+        assert words in caught.value.what
 
 
-def test_each_packed_module_needs_exactly_one_group(tmp_path: Path) -> None:
-    scheme = _scheme(4, 32, True)
-    parts, _ = _compressed(scheme, 16, 64, torch.bfloat16)
-    group = json.loads(scheme.model_dump_json())
-    two = {"a": group, "b": {**group, "targets": ["re:.*up_proj$"]}}
-    with pytest.raises(ModelFileError, match="2 groups of the config"):
-        open_checkpoint(_folder(tmp_path, parts, scheme, config_groups=two))
-    with pytest.raises(ModelFileError, match="no group of the config"):
-        open_checkpoint(_folder(tmp_path, parts, scheme, ignore=["re:.*up_proj$"]))
+@pytest.mark.parametrize("scheme", ["w4", "w8", "f8"])
+def test_a_plain_weight_that_the_config_names_is_refused(
+    ct: SimpleNamespace, scheme: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    chosen = request.getfixturevalue(scheme)
+    chosen.targets = ["re:.*mlp.*"]
+    missing = "weight_packed" if scheme == "w4" else "weight_scale"
+    with pytest.raises(ModelFileError, match=f"stored plain, .*{MODULE}.{missing}' is missing"):
+        open_checkpoint(ct.folder(tmp_path, {"weight": torch.zeros(16, 64)}, chosen))
+    norm = {**_parts(ct, chosen), "norm.weight": torch.ones(64)}
+    opened = open_checkpoint(ct.folder(tmp_path, norm, chosen))
+    assert opened.tensors[f"{MODULE}.norm.weight"].kind == "F32"
 
 
-def test_a_scale_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    scheme = _scheme(4, 32, True)
-    parts, _ = _compressed(scheme, 16, 64, torch.bfloat16)
-    parts["weight_scale"][1, 1] = float("nan")
-    opened = open_checkpoint(_folder(tmp_path, parts, scheme))
-    with pytest.raises(ModelFileError, match="weight_scale' is not finite at element 3"):
-        opened.read(f"{MODULE}.weight")
+def test_packed_and_plain_at_once_is_refused(ct: SimpleNamespace, w4: Any, tmp_path: Path) -> None:
+    parts = {**_parts(ct, w4), "weight": torch.zeros(16, 64)}
+    with pytest.raises(ModelFileError, match="both packed and plain"):
+        open_checkpoint(ct.folder(tmp_path, parts, w4))
+
+
+def test_experts_are_modules_like_any_other(ct: SimpleNamespace, w8: Any, tmp_path: Path) -> None:
+    parts = _parts(ct, w8)
+    stored = {
+        f"experts.{expert}.gate_proj.{name}": part.clone()
+        for expert in range(3)
+        for name, part in parts.items()
+    }
+    opened = open_checkpoint(ct.folder(tmp_path, stored, w8))
+    for expert in range(3):
+        info = opened.tensors[f"{MODULE}.experts.{expert}.gate_proj.weight"]
+        assert (info.kind, info.shape) == ("int8 row", (16, 64))
+
+
+def test_activations_and_caches_are_left_out_and_said(
+    ct: SimpleNamespace, w8: Any, tmp_path: Path
+) -> None:
+    eight = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    scales = {"input_scale": torch.ones(1), "k_scale": torch.ones(1)}
+    stored = {**_parts(ct, w8), **scales}
+    groups = {"g": _group(w8, input_activations=eight)}
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    opened = open_checkpoint(
+        ct.folder(tmp_path, stored, w8, config_groups=groups, kv_cache_scheme=cache)
+    )
+    assert opened.quantization == (
+        "compressed-tensors int8 row "
+        "(8-bit activations and 8-bit KV cache of the config are not applied)"
+    )
+    assert set(opened.tensors) == {NAME, "lm_head.weight"}
+    # What the config does not speak of is no scale of ours to drop.
+    opened = open_checkpoint(ct.folder(tmp_path, stored, w8))
+    assert opened.quantization == "compressed-tensors int8 row"
+    assert {f"{MODULE}.{name}" for name in scales} < set(opened.tensors)
+
+
+@pytest.mark.parametrize("keep", [1, 100, -1])
+def test_a_file_that_is_cut_is_refused(
+    ct: SimpleNamespace, w8: Any, keep: int, tmp_path: Path
+) -> None:
+    file = ct.folder(tmp_path, _parts(ct, w8), w8) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelFileError, match=r"model\.safetensors"):
+        open_checkpoint(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.errors import ModelFileError
 from llmrun.formats.gguf import FORMAT, open_gguf
-from llmrun.kernels.forms import Dense, GroupInt
+from llmrun.kernels.forms import Dense, Form, GroupInt, Lut16, rows
 from llmrun.kernels.host import DType
 
 
@@ -29,7 +29,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weight = rng.standard_normal((3, 64), np.float32)
     writer.add_tensor("norm.weight", weight[0])
     writer.add_tensor("half.weight", weight.astype(np.float16))
-    for kind in ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+    for kind in ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"):
         type_ = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(f"{kind}.weight", gguf.quants.quantize(weight, type_), raw_dtype=type_)
     writer.write_header_to_file()
@@ -42,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_metadata_and_tensors_as_the_reader_gives_them(written: Path) -> None:
     opened = FORMAT.open(written)
     assert opened.layout == "gguf"
-    assert opened.quantization == "GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0"
+    assert opened.quantization == "GGUF MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0"
     assert opened.config["llama.context_length"] == 128
     assert opened.config["tokenizer.ggml.tokens"] == ["a", "\u00fc", "<s>"]
     assert opened.config["flag"] is True
@@ -62,36 +62,57 @@ def test_weights_equal_the_reference_bit_for_bit(written: Path) -> None:
         if isinstance(form, Dense):
             assert bytes(form.w.data) == tensor.data.tobytes()
             continue
-        assert isinstance(form, GroupInt)
         assert np.array_equal(_weights(form), expected)
 
 
-def _weights(form: GroupInt) -> np.ndarray:
+def _weights(form: Form) -> np.ndarray:
+    assert isinstance(form, GroupInt | Lut16)
     codes = np.frombuffer(form.codes.data, np.uint8).reshape(form.codes.shape)
-    if form.bits == 4:
+    if isinstance(form, Lut16) or form.bits == 4:
         codes = np.stack((codes & 15, codes >> 4), -1).reshape(form.shape)
     stored = np.float32 if form.scales.dtype is DType.F32 else np.float16
     scales = np.frombuffer(form.scales.data, stored).astype(np.float32)
+    if form.scales.dtype is DType.BF16:
+        bits = np.frombuffer(form.scales.data, np.uint16).astype(np.uint32) << 16
+        scales = bits.view(np.float32)
     u = codes.reshape(scales.size, -1).astype(np.float32)
+    if isinstance(form, Lut16):
+        table = np.frombuffer(form.table.data, np.float32)
+        return (scales[:, None] * table[codes.reshape(scales.size, -1)]).reshape(form.shape)
     if form.mins is None:
         return (scales[:, None] * (u - 2 ** (form.bits - 1))).reshape(form.shape)
     mins = np.frombuffer(form.mins.data, stored).astype(np.float32)
     return (scales[:, None] * u + mins[:, None]).reshape(form.shape)
 
 
+PRODUCTS: dict[str, tuple[int, ...]] = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_XS": (0,),
+}
+"""Types with scales that are products, and where the f16 numbers of their blocks are."""
+
+
 @pytest.fixture(scope="module")
 def k_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random blocks of the K types, three rows of two blocks each."""
+    """Random blocks of types the package does not write, three rows of two blocks each; and a
+    stack of three experts, with rows of one block."""
     path = tmp_path_factory.mktemp("gguf") / "k.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     rng = np.random.default_rng(0)
-    for kind, numbers in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.items():
+    for kind, numbers in PRODUCTS.items():
         type_ = gguf.GGMLQuantizationType[kind]
         blocks = rng.integers(0, 256, (3, 2, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8)
         for at in numbers:
             scales = rng.standard_normal((3, 2, 1)).astype(np.float16)
             blocks[:, :, at : at + 2] = scales.view(np.uint8)
         writer.add_tensor(f"{kind}.weight", blocks.reshape(3, -1), raw_dtype=type_)
+        stack = blocks.reshape(3, 2, -1)
+        writer.add_tensor(f"blk.0.{kind}_exps.weight", stack, raw_dtype=type_)
+    writer.add_tensor("dense_exps.weight", rng.standard_normal((3, 2, 5), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,15 +122,35 @@ def k_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_k_types_are_exact_on_request_and_close_by_default(k_types: Path) -> None:
     exact, opened = open_gguf(k_types, exact=True), FORMAT.open(k_types)
-    assert opened.quantization == "GGUF Q4_K, Q5_K, Q6_K"
+    assert opened.quantization == "GGUF IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K"
     for tensor in gguf.GGUFReader(k_types).tensors:
+        if "exps" in tensor.name:
+            continue
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         form, rounded = exact.read(tensor.name), opened.read(tensor.name)
-        assert isinstance(form, GroupInt)
-        assert isinstance(rounded, GroupInt)
         assert opened.tensors[tensor.name].shape == form.shape == rounded.shape == (3, 512)
         assert np.array_equal(_weights(form), expected)
         assert 0 < np.square(_weights(rounded) - expected).mean() < 1e-6 * expected.var()
+
+
+def test_stacks_of_experts_are_one_form(k_types: Path) -> None:
+    opened, stacks = open_gguf(k_types, exact=True), 0
+    for tensor in gguf.GGUFReader(k_types).tensors:
+        if "exps" not in tensor.name:
+            continue
+        stacks += 1
+        info, form = opened.tensors[tensor.name], opened.read(tensor.name)
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert info.shape == expected.shape
+        if isinstance(form, Dense):
+            assert form.shape == (3, 2, 5)
+            assert bytes(form.w.data) == expected.tobytes()
+            continue
+        assert form.shape == (6, 256)
+        assert np.array_equal(_weights(form), expected.reshape(6, 256))
+        second = rows(form, range(2, 4))  # the second expert's
+        assert np.array_equal(_weights(second), expected[1])
+    assert stacks == len(PRODUCTS) + 1
 
 
 def test_views_do_not_write_into_the_file(written: Path) -> None:
@@ -185,11 +226,23 @@ def test_a_scale_that_is_not_finite_is_named(gg: SimpleNamespace, tmp_path: Path
         assert opened.read("w").arrays["codes"].data
 
 
-def test_quantized_vectors_are_named(gg: SimpleNamespace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dims", [[32], [32, 1, 1, 1]])
+def test_quantized_vectors_are_named(dims: list[int], gg: SimpleNamespace, tmp_path: Path) -> None:
     path = tmp_path / "vector.gguf"
-    path.write_bytes(gg.file([], [gg.tensor("v", [32], 2, 0)], bytes(18)))
-    with pytest.raises(ModelFileError, match="'v' is Q4_0 with 1 dimensions"):
+    path.write_bytes(gg.file([], [gg.tensor("v", dims, 2, 0)], bytes(18)))
+    with pytest.raises(ModelFileError, match=f"'v' is Q4_0 with {len(dims)} dimensions"):
         FORMAT.open(path).read("v")
+
+
+@pytest.mark.parametrize(("kind", "block"), [(11, 110), (20, 18), (39, 17)])
+def test_scales_of_new_types_that_are_not_finite_are_named(
+    kind: int, block: int, gg: SimpleNamespace, tmp_path: Path
+) -> None:
+    path = tmp_path / "inf.gguf"
+    weights = 256 if kind == 11 else 32
+    path.write_bytes(gg.file([], [gg.tensor("w", [weights, 2], kind, 0)], b"\xff" * 2 * block))
+    with pytest.raises(ModelFileError, match="'w': scales 0 is not finite"):
+        assert FORMAT.open(path).read("w").arrays["scales"].data
 
 
 def test_many_tokens_open_quickly(gg: SimpleNamespace, tmp_path: Path) -> None:

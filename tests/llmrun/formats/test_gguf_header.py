@@ -117,9 +117,11 @@ def _cases(gg: SimpleNamespace) -> dict[str, tuple[bytes, str]]:
             tensor("t", [384, 2], 12, 0, data=bytes(432)),
             "dimension of tensor 't' at byte 57: 384 is no multiple of Q4_K's block of 256",
         ),
-        "Q2_K": (tensor("t", [256], 10, 0, data=bytes(84)), "type of tensor 't' at byte 45: Q2_K"),
+        "Q8_K": (tensor("t", [256], 15, 0, data=bytes(292)), "type of tensor 't' at byte 45: Q8_K"),
         "IQ1_S": (tensor("t", [256], 19, 0, data=bytes(50)), "IQ1_S, which llmrun does not"),
         "integers": (tensor("t", [4], 26, 0), "I32, which llmrun does not"),
+        "TQ1_0": (tensor("t", [256], 34, 0, data=bytes(54)), "TQ1_0, which llmrun does not"),
+        "NVFP4": (tensor("t", [64], 40, 0, data=bytes(36)), "NVFP4, which llmrun does not"),
         "type 99": (tensor("t", [4], 99, 0), "unknown type 99"),
         "first offset": (tensor("t", [4], 0, 32, data=bytes(48)), "offset of tensor 't'"),
         "odd offset": (
@@ -153,7 +155,10 @@ def _cases(gg: SimpleNamespace) -> dict[str, tuple[bytes, str]]:
         "special id": (file(tokens, gg.key("tokenizer.ggml.eos_token_id", U32, 2)), "id below 2"),
         "negative id": (file(tokens, gg.key("tokenizer.ggml.bos_token_id", I32, -1)), "id below 2"),
         "id as text": (file(tokens, gg.key("tokenizer.ggml.bos_token_id", STR, "1")), "id below 2"),
-        "split": (file(gg.key("split.count", U16, 2)), "split files are not read"),
+        "no tensors, one part": (
+            file(gg.key("split.count", U16, 1), tensors=[], data=b""),
+            "vocabulary-only",
+        ),
     }
 
 

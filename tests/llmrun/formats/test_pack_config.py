@@ -1,17 +1,14 @@
 """The written quantization_config is the template, and the library understands it as meant."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils.match import is_match
 
-from llmrun.errors import InternalError, ModelFileError
-from llmrun.formats.pack_config import Packing, parse_pack_config, write_pack_config
+from llmrun.errors import InternalError
+from llmrun.formats.pack_config import Packing, write_pack_config
 from llmrun.kernels.forms import ROW
 
-CONFIG = Path("config.json")
 LINEARS = ["self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
 DENSE_MODEL = [f"model.layers.{n}.{name}" for n in range(12) for name in LINEARS]
 MOE_MODEL = [
@@ -95,51 +92,3 @@ def test_a_config_that_would_not_say_what_was_packed_is_our_fault() -> None:
     packed["model.layers.0.mlp.experts.1.up_proj"] = Packing(8, 32)
     with pytest.raises(InternalError, match="would not describe"):
         write_pack_config(packed, [])
-
-
-GROUP = {
-    "targets": ["Linear"],
-    "weights": {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": False},
-}
-
-
-def test_class_targets_and_asymmetric_groups_are_read() -> None:
-    config = parse_pack_config(
-        {"format": "pack-quantized", "config_groups": {"g": GROUP}, "ignore": ["lm_head"]}, CONFIG
-    )
-    assert config.groups["g"][0] == Packing(4, 128, symmetric=False)
-    assert config.owners("model.layers.0.mlp.up_proj") == ["g"]
-    assert config.owners("lm_head") == []
-
-
-def _weights(**changes: object) -> dict[str, object]:
-    return {"config_groups": {"g": {**GROUP, "weights": {**GROUP["weights"], **changes}}}}  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"format": "int-quantized"}, "format is 'int-quantized'"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-        ({"sparsity_config": {"format": "sparse-24"}}, "sparsity_config"),
-        ({"config_groups": {}}, "config_groups"),
-        ({"config_groups": {"g": 1}}, "config_groups.g"),
-        ({"config_groups": {"g": {**GROUP, "input_activations": {"num_bits": 8}}}}, "input_activ"),
-        ({"config_groups": {"g": {**GROUP, "targets": "Linear"}}}, "targets"),
-        ({"config_groups": {"g": {**GROUP, "targets": ["re:(?!a)"]}}}, "pattern"),
-        ({"config_groups": {"g": {**GROUP, "weights": None}}}, "weights is None"),
-        ({"ignore": [1]}, "ignore"),
-        (_weights(num_bits=3), "weights"),
-        (_weights(num_bits=4.0), "weights"),
-        (_weights(type="float"), "weights"),
-        (_weights(dynamic=True), "weights"),
-        (_weights(symmetric=1), "symmetric"),
-        (_weights(group_size=16), "group_size is 16"),
-        (_weights(strategy="tensor"), "strategy 'tensor'"),
-    ],
-)
-def test_what_cannot_be_read_is_named(changes: dict[str, object], words: str) -> None:
-    base = {"format": "pack-quantized", "config_groups": {"g": GROUP}, "ignore": []}
-    with pytest.raises(ModelFileError, match=r"quantization_config|pattern") as caught:
-        parse_pack_config({**base, **changes}, CONFIG)
-    assert words in caught.value.what

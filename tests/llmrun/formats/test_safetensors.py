@@ -178,13 +178,31 @@ def test_several_files_without_an_index(folder: Folder, st: SimpleNamespace) -> 
         open_checkpoint(made)
 
 
-def test_r112_a_dtype_without_a_form_is_named(folder: Folder, st: SimpleNamespace) -> None:
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])
+def test_r112_small_floats_without_a_scale_are_refused_at_once(
+    folder: Folder, st: SimpleNamespace, dtype: str
+) -> None:
+    header = {"f8.weight": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2]}}
+    made = folder({}, {SINGLE_NAME: st.file(header, bytes(2))})
+    with pytest.raises(ModelFileError, match=f"'f8.weight' has dtype {dtype}, and nothing says"):
+        open_checkpoint(made)
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("U8", 1), ("I8", 1), ("I64", 8), ("F64", 8)])
+def test_r112_a_dtype_that_is_no_weight_is_named(
+    folder: Folder, st: SimpleNamespace, dtype: str, nbytes: int
+) -> None:
+    header = {"other": {"dtype": dtype, "shape": [1], "data_offsets": [0, nbytes]}}
+    opened = open_checkpoint(folder({}, {SINGLE_NAME: st.file(header, bytes(nbytes))}))
+    with pytest.raises(ModelFileError, match=f"'other' has dtype {dtype}; a weight is F32"):
+        opened.read("other")
+
+
+def test_each_tensor_keeps_its_own_type(folder: Folder, st: SimpleNamespace) -> None:
     header = {
-        "f8": {"dtype": "F8_E8M0", "shape": [2], "data_offsets": [0, 2]},
-        "i": {"dtype": "U8", "shape": [1], "data_offsets": [2, 3]},
+        "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        "b": {"dtype": "BF16", "shape": [1], "data_offsets": [4, 6]},
+        "c": {"dtype": "F16", "shape": [1], "data_offsets": [6, 8]},
     }
-    opened = open_checkpoint(folder({}, {SINGLE_NAME: st.file(header, bytes(3))}))
-    with pytest.raises(ModelFileError, match="'f8' has dtype F8_E8M0"):
-        opened.read("f8")
-    with pytest.raises(ModelFileError, match="'i' has dtype U8"):
-        opened.read("i")
+    opened = open_checkpoint(folder({}, {SINGLE_NAME: st.file(header, bytes(8))}))
+    assert [opened.read(name).kind for name in "abc"] == ["f32", "bf16", "f16"]

@@ -439,6 +439,41 @@ def test_gguf_files_are_named_one_by_one(
     assert len(store.models()) == 2
 
 
+SPLIT = {f"m-q8-0000{n}-of-00003.gguf": b"part %d" % n for n in (3, 1, 2)}
+
+
+def test_all_parts_of_a_split_model_are_fetched(
+    pull: Callable[..., LocalModel], hub_server: Hub, store: Store
+) -> None:
+    hub_server.add("org/s", {**SPLIT, "a-q4.gguf": b"four"})
+    with pytest.raises(UsageError, match=r"2 GGUF files: a-q4\.gguf, m-q8-00001-of-00003\.gguf"):
+        pull("org/s")
+    model = pull("org/s/m-q8-00001-of-00003.gguf")
+    assert model.path.name == "m-q8-00001-of-00003.gguf"
+    assert {f.path: f.size for f in model.files} == dict.fromkeys(SPLIT, 6)
+    assert (model.path.parent / "m-q8-00003-of-00003.gguf").read_bytes() == b"part 3"
+    assert pull("org/s/m-q8-00002-of-00003.gguf").path == model.path
+    assert len(store.models()) == 1
+
+
+def test_the_only_model_of_a_repository_may_be_split(
+    pull: Callable[..., LocalModel], hub_server: Hub
+) -> None:
+    hub_server.add("org/s", dict(SPLIT))
+    assert pull("org/s").path.name == "m-q8-00001-of-00003.gguf"
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_part_the_repository_does_not_hold(
+    gone: int, pull: Callable[..., LocalModel], hub_server: Hub
+) -> None:
+    missing = f"m-q8-0000{gone}-of-00003.gguf"
+    hub_server.add("org/s", {name: data for name, data in SPLIT.items() if name != missing})
+    for name in ("org/s", "org/s/m-q8-00001-of-00003.gguf"):
+        with pytest.raises(ModelFileError, match=f"2 of the 3 parts .*{missing} is missing"):
+            pull(name)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,5 +1,6 @@
 """Folders and .gguf files are used in place."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def test_a_gguf_file_is_used_in_place(
     path.write_bytes(b"GGUF")
     model = fetch(reference(str(path)), store, OFFLINE, SilentProgress())
     assert (model.path, model.source, model.bytes) == (path, "gguf", 4)
+
+
+def test_all_parts_of_a_split_model_belong_to_it(
+    tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    for number in (1, 2):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
+    path = tmp_path / "m-00002-of-00002.gguf"
+    model = fetch(reference(str(path)), store, OFFLINE, SilentProgress())
+    assert (model.path, model.bytes) == (path, 8)
+    assert [f.path for f in model.files] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    first = key_for(model, "int8")
+    os.utime(tmp_path / "m-00001-of-00002.gguf", ns=(0, 0))
+    assert key_for(model, "int8") != first
+    (tmp_path / "m-00001-of-00002.gguf").unlink()
+    assert fetch(reference(str(path)), store, OFFLINE, SilentProgress()).bytes == 4
 
 
 def test_what_is_gone_is_not_found(

@@ -91,3 +91,19 @@ def test_slugs_keep_look_alikes_apart() -> None:
     assert len(slugs) == len(alike)
     assert len({slug.lower() for slug in slugs}) == len(alike)
     assert all(names.is_part(slug) for slug in slugs)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("m.gguf", ["m.gguf"]),
+        ("m-00001-of-00001.gguf", ["m-00001-of-00001.gguf"]),
+        ("m-00002-of-00002.gguf", ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]),
+        ("m-00003-of-00002.gguf", ["m-00003-of-00002.gguf"]),
+        ("m-00000-of-00002.gguf", ["m-00000-of-00002.gguf"]),
+        ("m-1-of-2.gguf", ["m-1-of-2.gguf"]),
+        ("m-00001-of-00002.bin", ["m-00001-of-00002.bin"]),
+    ],
+)
+def test_parts_of_split_models(name: str, parts: list[str]) -> None:
+    assert names.parts_of(name) == parts

@@ -1,0 +1,31 @@
+"""Checks of stored parts name the part, its file and what was expected."""
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import ModelFileError
+from llmrun.formats.safetensors_header import StoredTensor
+from llmrun.formats.stored import expect, need, only
+
+PATH = Path("model.safetensors")
+SCALE = StoredTensor("m.scale", "F32", (2,), memoryview(bytes(8)), PATH)
+
+
+def test_shape_and_dtype_are_checked() -> None:
+    expect(SCALE, (2,), ("F16", "F32"))
+    with pytest.raises(ModelFileError) as caught:
+        expect(SCALE, (2, 1), ("F16", "F32"))
+    assert "'m.scale' is F32 (2,), expected F16 or F32 (2, 1)" in caught.value.what
+    with pytest.raises(ModelFileError, match="expected F16"):
+        expect(SCALE, (2,), ("F16",))
+
+
+def test_parts_are_needed_and_no_others_allowed() -> None:
+    parts = {"scale": SCALE}
+    assert need(parts, "scale", "m", PATH.parent) is SCALE
+    with pytest.raises(ModelFileError, match=r"tensor 'm\.codes' is missing"):
+        need(parts, "codes", "m", PATH.parent)
+    only(parts, ("scale", "codes"), "codes")
+    with pytest.raises(ModelFileError, match=r"'m\.scale' is no part of a weight stored as codes"):
+        only(parts, ("codes",), "codes")
