@@ -6,7 +6,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LLMR_ABI 2  // raised with every change below; Python refuses a library of another number
+#define LLMR_ABI 3  // raised with every change below; Python refuses a library of another number
 
 #if defined(_WIN32)
 #define LLMR_API extern "C" __declspec(dllexport)
@@ -43,7 +43,8 @@ struct llmr_weight {
 struct llmr_source {
   int32_t gguf;        // GGUF's number of a type of blocks (gguf.h); -1: rows as in kernels/forms.py
   int32_t row_blocks;  // GGUF: blocks of a row
-  int64_t row_bytes;   // from one row of codes, or of blocks, to the next
+  int64_t row_bytes;   // from one row of codes, or of blocks, to the next. Codes of W8: k bytes, or
+                       // k/2 with two codes in a byte, which are widened
   const void *codes;   // DENSE: the numbers; GGUF: the blocks, which hold scales and minima too
   const void *scales;
   const void *mins;
@@ -72,21 +73,27 @@ struct llmr_step {
   llmr_span *spans;    // [n_spans]; cover the T rows in order, without gaps
 };
 
-enum llmr_activation : int32_t { LLMR_SILU = 0, LLMR_GELU_TANH = 1 };
+enum llmr_activation : int32_t { LLMR_SILU = 0, LLMR_GELU_TANH = 1, LLMR_SWIGLU_CLAMPED = 2 };
 
-// Ops of kernels/ops.py. Fields of llmr_instr by op; a missing pointer is null:
+// What stands for a norm of kernels/ops.py. WHOLE, for queries and keys: RMS over all heads of a token.
+enum llmr_norm : int32_t { LLMR_NO_NORM = 0, LLMR_RMS_NORM = 1, LLMR_LAYER_NORM = 2, LLMR_WHOLE_RMS_NORM = 3 };
+
+// Ops of kernels/ops.py. Fields of llmr_instr by op; a missing pointer is null. `norm` is an llmr_norm;
+// gamma, beta (null: none), eps and offset belong to it:
 //   EMBED        p: table, h                      i: D                       f: scale
-//   NORM_LINEAR  p: h, gamma, y, W0..W2, b0..b2   i: n linears, D, sum of N  f: eps, offset
-//   ROPE_APPEND  p: y, q gamma, k gamma, inv_freq, kv, angles, ready   i: H, Hkv, dh, n freq (0: no rotation)
+//   NORM_LINEAR  p: h, gamma, beta, y, W0..W2, b0..b2   i: norm, n linears, D, sum of N   f: eps, offset
+//   ROPE_APPEND  p: y, q gamma, q beta, k gamma, k beta, inv_freq, kv, angles, ready
+//                i: q norm, k norm, H, Hkv, dh, n freq (0: no rotation)
 //                f: q eps, q offset, k eps, k offset, attention factor
 //                angles: memory for [capacity][2][n freq] cosines and sines, shared by all layers of one
 //                rope; ready: a zero byte for each of its positions that is not there yet
 //   ATTEND       p: y, o, kv, sinks               i: H, Hkv, dh, window (0: none)  f: scale, softcap (0: none)
-//   LINEAR_ADD   p: x, W, b, post gamma, h        i: K, N                    f: post eps, post offset
-//   NORM_GATE_UP p: h, gamma, gate W, gate b, up W, up b, a   i: D, F, activation   f: eps, offset
-//   MOE_ADD      p: h, gamma, router W, router b, experts (6 pointers each, as gate..b up..b down..b)
-//                i: D, F, n experts, top k, normalize, activation            f: eps, offset
-//   NORM_HEAD    p: h, gamma, W, b, logits        i: D, V                    f: eps, offset, scale
+//   LINEAR_ADD   p: x, gamma, beta, W, b, h       i: norm (post), K, N       f: eps, offset, scale
+//   NORM_GATE_UP p: h, gamma, beta, gate W (null: no gate), gate b, up W, up b, a
+//                i: norm, D, F, activation                                   f: eps, offset
+//   MOE_ADD      p: h, gamma, beta, router W, router b, experts (6 pointers each, as gate..b up..b down..b)
+//                i: norm, D, F, n experts, top k, normalize, activation      f: eps, offset, scale
+//   NORM_HEAD    p: h, gamma, beta, W, b, logits  i: norm, D, V              f: eps, offset, scale, softcap (0: none)
 enum llmr_op : int32_t {
   LLMR_EMBED = 0,
   LLMR_NORM_LINEAR,

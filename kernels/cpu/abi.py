@@ -3,14 +3,15 @@
 import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-VERSION = 2
+VERSION = 3
 """``LLMR_ABI`` of the library this package works with."""
 
 F16, BF16, F32 = 0, 1, 2
 W4, W8, DENSE, LUT4 = 0, 1, 2, 3
 # Numbers of ops, in the order of kernels.ops.OPS.
 EMBED, NORM_LINEAR, ROPE_APPEND, ATTEND, LINEAR_ADD, NORM_GATE_UP, MOE_ADD, NORM_HEAD = range(8)
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
+NO_NORM, RMS_NORM, LAYER_NORM, WHOLE_RMS_NORM = range(4)
 
 
 class Weight(ctypes.Structure):

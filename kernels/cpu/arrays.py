@@ -9,11 +9,15 @@ from ctypes import c_int32
 from llmrun.kernels.cpu import abi
 from llmrun.kernels.cpu.memory import Block
 from llmrun.kernels.cpu.program import Program
+from llmrun.kernels.cpu.recent import Recent
 from llmrun.kernels.host import DType, HostArray
 from llmrun.kernels.ops import Heads, Span
 
 FLOAT_BYTES = 4
 SPAN_INTS = ctypes.sizeof(abi.Span) // 4
+PROGRAMS = 4
+"""Recorded programs of a cache: a model needs two, and two more where its rope has changed."""
+
 KV_TYPES = {"f16": (abi.F16, 2), "f32": (abi.F32, 4)}  # of ops.KV_FORMS
 
 
@@ -78,8 +82,8 @@ class CpuKvLayer:
     """Keys and values of one layer: [slots, Hkv, capacity, dh] each.
 
     Pages that are never written cost address space only, so the whole context is reserved and the
-    addresses in recorded programs stay right. ``programs`` are those recorded for caches whose
-    first layer this is.
+    addresses in recorded programs stay right. ``programs`` are the last ones recorded for caches
+    whose first layer this is.
     """
 
     def __init__(self, n_slots: int, capacity: int, heads: Heads, form: str) -> None:
@@ -88,7 +92,7 @@ class CpuKvLayer:
         half = n_slots * heads.n_kv_heads * self._head_bytes
         self._block = Block(2 * half)
         self.nbytes = 2 * half
-        self.programs: dict[object, Program] = {}
+        self.programs: Recent[object, Program] = Recent(PROGRAMS)
         self.native = abi.Kv(
             n_slots=n_slots,
             capacity=capacity,

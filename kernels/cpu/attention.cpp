@@ -221,11 +221,11 @@ namespace {
 // does. The first layer computes them, the others find them. Two workers may do so at once: both write
 // the same values, and the byte that says so comes last.
 const float *angles_of(const llmr_instr &in, int position) {
-  const int n = in.i[3];
-  float *angles = static_cast<float *>(in.p[5]) + static_cast<int64_t>(position) * 2 * n;
-  uint8_t *ready = static_cast<uint8_t *>(in.p[6]) + position;
+  const int n = in.i[5];
+  float *angles = static_cast<float *>(in.p[7]) + static_cast<int64_t>(position) * 2 * n;
+  uint8_t *ready = static_cast<uint8_t *>(in.p[8]) + position;
   if (__atomic_load_n(ready, __ATOMIC_ACQUIRE) != 0) return angles;
-  const float *inv_freq = static_cast<const float *>(in.p[3]);
+  const float *inv_freq = static_cast<const float *>(in.p[5]);
   const float factor = in.f[4];
   for (int i = 0; i < n; i++) {
     const float angle = static_cast<float>(position) * inv_freq[i];
@@ -236,31 +236,57 @@ const float *angles_of(const llmr_instr &in, int position) {
   return angles;
 }
 
-// One head of a token: 0 .. H - 1 queries, then Hkv keys, then Hkv values.
-void append_head(const Worker &w, const llmr_instr &in, int head, float *x, int slot, int position,
-                 const float *angles) {
-  const int heads = in.i[0], kv_heads = in.i[1], dim = in.i[2], n_freq = in.i[3];
-  const llmr_kv &kv = *static_cast<const llmr_kv *>(in.p[4]);
-  const bool is_query = head < heads, is_value = head >= heads + kv_heads;
-  if (!is_value) {
-    const float *gamma = static_cast<const float *>(in.p[is_query ? 1 : 2]);
-    const int norm = is_query ? 0 : 2;
-    if (gamma != nullptr) w.kernels->rms_norm(x, gamma, in.f[norm], in.f[norm + 1], dim, x);
-    if (n_freq > 0) w.kernels->rotate(x, angles, angles + n_freq, n_freq);
+// What rope_append does with the heads of a token: 0 .. H - 1 queries, then Hkv keys, then Hkv values.
+struct Append {
+  const llmr_instr &in;
+  const llmr_kv &kv;
+  const Kernels &kernels;
+  int heads, kv_heads, dim, n_freq;
+  Norm q_norm, k_norm;
+
+  Append(const Worker &w, const llmr_instr &instr)
+      : in(instr), kv(*static_cast<const llmr_kv *>(instr.p[6])), kernels(*w.kernels) {
+    heads = in.i[2], kv_heads = in.i[3], dim = in.i[4], n_freq = in.i[5];
+    q_norm = norm(0), k_norm = norm(1);
   }
-  if (is_query) return;
-  const int kv_head = head - heads - (is_value ? kv_heads : 0);
-  uint8_t *cache = static_cast<uint8_t *>(is_value ? kv.values : kv.keys);
-  w.kernels->store(x, cache + cache_offset(kv, slot, kv_head, position), dim, kv.type);
-}
+
+  Norm norm(int which) const {
+    const float *gamma = static_cast<const float *>(in.p[1 + 2 * which]);
+    const float *beta = static_cast<const float *>(in.p[2 + 2 * which]);
+    return {in.i[which], gamma, beta, in.f[2 * which], in.f[2 * which + 1]};
+  }
+  int per_token() const { return heads + 2 * kv_heads; }
+  bool is_whole() const { return q_norm.kind == LLMR_WHOLE_RMS_NORM || k_norm.kind == LLMR_WHOLE_RMS_NORM; }
+
+  // The norms over all heads of a token, which one worker has then.
+  void norm_token(float *token) const {
+    if (q_norm.kind == LLMR_WHOLE_RMS_NORM) kernels.normalize(token, q_norm, heads * dim, token);
+    float *keys = token + heads * dim;
+    if (k_norm.kind == LLMR_WHOLE_RMS_NORM) kernels.normalize(keys, k_norm, kv_heads * dim, keys);
+  }
+
+  void append(int head, float *x, int slot, int position, const float *angles) const {
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    if (!is_value) {
+      const Norm &norm = is_query ? q_norm : k_norm;
+      if (norm.kind == LLMR_RMS_NORM) kernels.normalize(x, norm, dim, x);
+      if (n_freq > 0) kernels.rotate(x, angles, angles + n_freq, n_freq);
+    }
+    if (is_query) return;
+    const int kv_head = head - heads - (is_value ? kv_heads : 0);
+    uint8_t *cache = static_cast<uint8_t *>(is_value ? kv.values : kv.keys);
+    kernels.store(x, cache + cache_offset(kv, slot, kv_head, position), dim, kv.type);
+  }
+};
 
 }  // namespace
 
 void op_rope_append(Worker &w, const llmr_instr &in, const llmr_step &step) {
-  const int per_token = in.i[0] + 2 * in.i[1], dim = in.i[2];
-  // Heads of all tokens in equal shares: short work, not worth a shared counter.
-  const int64_t total = static_cast<int64_t>(step.n_tokens) * per_token;
-  const int64_t begin = total * w.id / w.n, end = total * (w.id + 1) / w.n;
+  const Append op(w, in);
+  // Heads of all tokens in equal shares, or whole tokens: short work, not worth a shared counter.
+  const int per_token = op.per_token(), unit = op.is_whole() ? per_token : 1;
+  const int64_t total = static_cast<int64_t>(step.n_tokens) * (per_token / unit);
+  const int64_t begin = total * w.id / w.n * unit, end = total * (w.id + 1) / w.n * unit;
   float *y = static_cast<float *>(in.p[0]);
   const float *angles = nullptr;
   int64_t token = -1;
@@ -269,10 +295,11 @@ void op_rope_append(Worker &w, const llmr_instr &in, const llmr_step &step) {
     if (i / per_token != token) {
       token = i / per_token;
       while (token >= span->start + span->count) span++;
-      if (in.i[3] > 0) angles = angles_of(in, step.positions[token]);
+      if (op.n_freq > 0) angles = angles_of(in, step.positions[token]);
+      if (unit > 1) op.norm_token(y + i * op.dim);
     }
     const int head = static_cast<int>(i % per_token);
-    append_head(w, in, head, y + i * dim, span->slot, step.positions[token], angles);
+    op.append(head, y + i * op.dim, span->slot, step.positions[token], angles);
   }
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from llmrun.errors import DoesNotFitError, InternalError, UnavailableError
 from llmrun.kernels.cpu import abi
+from llmrun.kernels.cpu.angles import AngleTables
 from llmrun.kernels.cpu.arrays import CpuArray, CpuKvLayer, CpuStep
 from llmrun.kernels.cpu.library import library, usable_isas
 from llmrun.kernels.cpu.memory import Arena, Block, address_of
@@ -79,7 +80,7 @@ class CpuBackend:
         self.isa: str = self._library.llmr_context_isa(context).decode("ascii")
         self._packer = Packer(Arena(huge=huge_pages), threads)
         self._replay = replay
-        self._constants: dict[object, object] = {}
+        self._angles = AngleTables()
         # By the first expert's id, which stays its own as long as the experts are held.
         self._mixtures: dict[int, tuple[ctypes.Array[ctypes.c_void_p], Sequence[Expert]]] = {}
         self._picker = Picker(self._library, context)
@@ -89,6 +90,10 @@ class CpuBackend:
     def weight(self, form: Form) -> CpuWeight:
         """Take over a 2-D weight in any form but 4-bit codes in groups of 16."""
         return self._packer.add(form)
+
+    def widening(self, kind: str) -> int:
+        """4-bit codes in groups of 16 are packed as 8-bit ones."""
+        return 4 if kind.startswith("int4 g16") else 0
 
     def vector(self, host: HostArray) -> CpuArray:
         """A norm weight or bias as fp32."""
@@ -144,9 +149,7 @@ class CpuBackend:
         """Run the ops that ``emit`` issues; recorded for this cache and key, then replayed."""
         if not self._replay or not kv:
             return not any(interrupt() for _ in emit())
-        program = kv[0].programs.get(key)
-        if program is None:
-            program = kv[0].programs[key] = Program()
+        program = kv[0].programs[key] = kv[0].programs.get(key) or Program()
         if program.whole is not None:
             if step.native.n_tokens <= FEW_TOKENS:
                 self._run(*program.whole, step)
@@ -190,20 +193,20 @@ class CpuBackend:
         self._issue(step, abi.EMBED, (table.address, h.address), (h.shape[1],), (scale,))
 
     def norm_linear(
-        self, step: CpuStep, h: CpuArray, norm: Norm, linears: Sequence[Linear], y: CpuArray
+        self, step: CpuStep, h: CpuArray, norm: Norm | None, linears: Sequence[Linear], y: CpuArray
     ) -> None:
         """y[T, sum N] = concatenation of the linears of norm(h)."""
         missing = (None,) * (3 - len(linears))
         pointers = (
             h.address,
-            norm.gamma.address,
+            *_vectors(norm),
             y.address,
             *(linear.weight.address for linear in linears),  # type: ignore[attr-defined]
             *missing,
             *(_address(linear.bias) for linear in linears),
         )
-        numbers = (len(linears), h.shape[1], y.shape[1])
-        self._issue(step, abi.NORM_LINEAR, pointers, numbers, (norm.eps, norm.offset))
+        numbers = (_norm_kind(norm), len(linears), h.shape[1], y.shape[1])
+        self._issue(step, abi.NORM_LINEAR, pointers, numbers, _norm_floats(norm))
 
     def rope_append(
         self,
@@ -216,24 +219,22 @@ class CpuBackend:
         kv: CpuKvLayer,
     ) -> None:
         """Norm and rotate queries and keys; append keys and values to the cache."""
+        angles = None if rope is None else self._angles.of(rope, kv.native.capacity)
+        if angles is not None and self._recording is not None:
+            self._recording.hold(angles)
         pointers = (
             y.address,
-            None if q_norm is None else q_norm.gamma.address,
-            None if k_norm is None else k_norm.gamma.address,
-            None if rope is None else self._frequencies(rope),
+            *_vectors(q_norm),
+            *_vectors(k_norm),
+            None if angles is None else angles.frequencies,
             kv.address,
-            *((None, None) if rope is None else self._angles(rope, kv.native.capacity)),
+            *((None, None) if angles is None else (angles.address, angles.ready)),
         )
         n_freq = 0 if rope is None else len(rope.inv_freq)
-        norms = [(n.eps, n.offset) if n else (0.0, 0.0) for n in (q_norm, k_norm)]
+        numbers = (_norm_kind(q_norm), _norm_kind(k_norm), *_sizes(heads), n_freq)
         factor = 1.0 if rope is None else rope.attention_factor
-        self._issue(
-            step,
-            abi.ROPE_APPEND,
-            pointers,
-            (*_sizes(heads), n_freq),
-            (*norms[0], *norms[1], factor),
-        )
+        floats = (*_norm_floats(q_norm), *_norm_floats(k_norm), factor)
+        self._issue(step, abi.ROPE_APPEND, pointers, numbers, floats)
 
     def attend(
         self, step: CpuStep, y: CpuArray, attention: Attention, kv: CpuKvLayer, o: CpuArray
@@ -248,30 +249,36 @@ class CpuBackend:
         )
 
     def linear_add(
-        self, step: CpuStep, x: CpuArray, linear: Linear, post_norm: Norm | None, h: CpuArray
+        self,
+        step: CpuStep,
+        x: CpuArray,
+        linear: Linear,
+        post_norm: Norm | None,
+        h: CpuArray,
+        scale: float = 1.0,
     ) -> None:
-        """h[T, D] += post_norm(linear(x))."""
-        weight = linear.weight
-        assert isinstance(weight, CpuWeight)
-        gamma = None if post_norm is None else post_norm.gamma.address
-        floats = (0.0, 0.0) if post_norm is None else (post_norm.eps, post_norm.offset)
-        pointers = (x.address, weight.address, _address(linear.bias), gamma, h.address)
-        self._issue(step, abi.LINEAR_ADD, pointers, (x.shape[1], weight.shape[0]), floats)
+        """h[T, D] += scale * post_norm(linear(x))."""
+        pointers = (x.address, *_vectors(post_norm), *_pair(linear), h.address)
+        numbers = (_norm_kind(post_norm), x.shape[1], linear.weight.shape[0])
+        self._issue(step, abi.LINEAR_ADD, pointers, numbers, (*_norm_floats(post_norm), scale))
 
     def norm_gate_up(
         self,
         step: CpuStep,
         h: CpuArray,
-        norm: Norm,
-        gate: Linear,
+        norm: Norm | None,
+        gate: Linear | None,
         up: Linear,
         activation: str,
         a: CpuArray,
     ) -> None:
-        """a[T, F] = activation(gate(norm(h))) * up(norm(h))."""
-        pointers = (h.address, norm.gamma.address, *_pair(gate), *_pair(up), a.address)
-        numbers = (h.shape[1], a.shape[1], abi.ACTIVATIONS[activation])
-        self._issue(step, abi.NORM_GATE_UP, pointers, numbers, (norm.eps, norm.offset))
+        """a[T, F] = activation(gate(norm(h))) * up(norm(h)); without a gate, of up alone."""
+        if gate is None and activation == "swiglu_clamped":
+            raise ValueError(f"activation {activation!r} without a gate")
+        gated = (None, None) if gate is None else _pair(gate)
+        pointers = (h.address, *_vectors(norm), *gated, *_pair(up), a.address)
+        numbers = (_norm_kind(norm), h.shape[1], a.shape[1], abi.ACTIVATIONS[activation])
+        self._issue(step, abi.NORM_GATE_UP, pointers, numbers, _norm_floats(norm))
 
     def moe_add(
         self,
@@ -283,13 +290,15 @@ class CpuBackend:
         top_k: int,
         normalize: bool,
         activation: str,
+        scale: float = 1.0,
     ) -> None:
-        """h[T, D] += sum over the chosen experts of probability * expert(norm(h))."""
+        """h[T, D] += scale * sum over the chosen experts of probability * expert(norm(h))."""
         if not 0 < top_k <= len(experts):
             raise ValueError(f"{top_k} of {len(experts)} experts")
         inner = experts[0].gate.weight.shape[0]
-        pointers = (h.address, norm.gamma.address, *_pair(router), self._experts(experts))
+        pointers = (h.address, *_vectors(norm), *_pair(router), self._experts(experts))
         numbers = (
+            _norm_kind(norm),
             h.shape[1],
             inner,
             len(experts),
@@ -297,15 +306,23 @@ class CpuBackend:
             int(normalize),
             abi.ACTIVATIONS[activation],
         )
-        self._issue(step, abi.MOE_ADD, pointers, numbers, (norm.eps, norm.offset))
+        self._issue(step, abi.MOE_ADD, pointers, numbers, (*_norm_floats(norm), scale))
 
     def norm_head(
-        self, step: CpuStep, h: CpuArray, norm: Norm, head: Linear, scale: float, logits: CpuArray
+        self,
+        step: CpuStep,
+        h: CpuArray,
+        norm: Norm,
+        head: Linear,
+        scale: float,
+        logits: CpuArray,
+        softcap: float | None = None,
     ) -> None:
-        """logits[R, V] = head(norm(h[rows])) * scale."""
-        pointers = (h.address, norm.gamma.address, *_pair(head), logits.address)
-        numbers = (h.shape[1], logits.shape[1])
-        self._issue(step, abi.NORM_HEAD, pointers, numbers, (norm.eps, norm.offset, scale))
+        """logits[R, V] = head(norm(h[rows])) * scale, soft-capped."""
+        pointers = (h.address, *_vectors(norm), *_pair(head), logits.address)
+        numbers = (_norm_kind(norm), h.shape[1], logits.shape[1])
+        floats = (*_norm_floats(norm), scale, softcap or 0.0)
+        self._issue(step, abi.NORM_HEAD, pointers, numbers, floats)
 
     def pick(self, logits: CpuArray, requests: Sequence[PickRequest]) -> list[Pick]:
         """Choose one id per row. InternalError if a row is not finite."""
@@ -315,22 +332,7 @@ class CpuBackend:
             for row, request in enumerate(requests)
         ]
 
-    # Arrays that an instruction points at and nobody else keeps.
-    def _frequencies(self, rope: Rope) -> int:
-        if rope not in self._constants:
-            self._constants[rope] = (ctypes.c_float * len(rope.inv_freq))(*rope.inv_freq)
-        return ctypes.addressof(self._constants[rope])  # type: ignore[arg-type]
-
-    def _angles(self, rope: Rope, capacity: int) -> tuple[int, int]:
-        """Memory for the angles of every position, computed when a position is first met."""
-        key = (rope, capacity)
-        angles = 4 * 2 * len(rope.inv_freq) * capacity
-        if key not in self._constants:
-            self._constants[key] = Block(angles + capacity)
-        block = self._constants[key]
-        assert isinstance(block, Block)
-        return block.address, block.address + angles
-
+    # An array that an instruction points at and nobody else keeps.
     def _experts(self, experts: Sequence[Expert]) -> int:
         key = id(experts[0])
         if key not in self._mixtures:
@@ -369,6 +371,22 @@ def _best(work: Callable[[], object]) -> float:
         work()
         best = min(best, time.perf_counter() - start)
     return best
+
+
+def _vectors(norm: Norm | None) -> tuple[int | None, int | None]:
+    return (None, None) if norm is None else (norm.gamma.address, _address(norm.beta))
+
+
+def _norm_kind(norm: Norm | None) -> int:
+    if norm is None:
+        return abi.NO_NORM
+    if norm.whole:
+        return abi.WHOLE_RMS_NORM
+    return abi.LAYER_NORM if norm.centered else abi.RMS_NORM
+
+
+def _norm_floats(norm: Norm | None) -> tuple[float, float]:
+    return (0.0, 0.0) if norm is None else (norm.eps, norm.offset)
 
 
 def _address(array: CpuArray | None) -> int | None:

@@ -17,9 +17,9 @@ namespace {
 // Fields in the order of struct Kernels: integer matmul, float matmul, vector functions.
 #define LLMR_TABLE(name, matmul_isa, refines, vector_isa)                                                \
   {name, matmul_isa::codes_bytes, matmul_isa::init_bytes, refines, matmul_isa::quantize, matmul_isa::matmul, \
-   vector_isa::matmul_float, vector_isa::rms_norm, vector_isa::gate_up, vector_isa::finish,              \
-   vector_isa::rotate, vector_isa::store, vector_isa::attend, vector_isa::largest, vector_isa::sum_exp,                      \
-   vector_isa::attend_chunk, vector_isa::attend_merge, nullptr, nullptr}
+   vector_isa::matmul_float, vector_isa::normalize, vector_isa::gate_up, vector_isa::finish,             \
+   vector_isa::add, vector_isa::cap, vector_isa::rotate, vector_isa::store, vector_isa::attend,          \
+   vector_isa::largest, vector_isa::sum_exp, vector_isa::attend_chunk, vector_isa::attend_merge, nullptr, nullptr}
 
 const Kernels BASE = LLMR_TABLE("base", base, false, base);
 #if defined(LLMR_X86)

@@ -72,6 +72,25 @@ int put_half(const uint8_t *half, uint16_t *out) {
   return (*out & 0x7C00) == 0x7C00;
 }
 
+// The two-bit codes at SHIFT of 32 bytes: 16 bytes with the even column low.
+template <int SHIFT>
+void pair_crumbs(const uint8_t *RESTRICT in, uint8_t *RESTRICT out) {
+  for (int i = 0; i < 16; i++) {
+    const uint16_t two = word(in + 2 * i) >> SHIFT & 0x0303;
+    out[i] = (uint8_t)(two | two >> 4);
+  }
+}
+
+// The same with a third bit, at BIT of 32 other bytes, and 4 more.
+template <int SHIFT, int BIT>
+void pair_crumbs(const uint8_t *RESTRICT in, const uint8_t *RESTRICT high, uint8_t *RESTRICT out) {
+  for (int i = 0; i < 16; i++) {
+    const uint16_t low = word(in + 2 * i) >> SHIFT & 0x0303, third = word(high + 2 * i) >> BIT & 0x0101;
+    const uint16_t two = (uint16_t)((low | third << 2) + 0x0404);
+    out[i] = (uint8_t)(two | two >> 4);
+  }
+}
+
 // N bytes, whose low nibbles are columns 0..N-1 and whose high nibbles are columns N..2N-1: each half
 // becomes N/2 bytes with the even column low.
 template <int N>
@@ -208,6 +227,90 @@ struct Q6_K {
   }
 };
 
+struct Q2_K {
+  static constexpr int BYTES = 84, CODES = 128, SCALES = 16;
+  static constexpr bool MINS = true;
+  template <typename S>
+  static int unpack(const uint8_t *block, uint8_t *codes, S *scales, S *mins) {
+    for (int half = 0; half < 2; half++) {
+      const uint8_t *in = block + 16 + 32 * half;
+      uint8_t *out = codes + 64 * half;
+      pair_crumbs<0>(in, out);
+      pair_crumbs<2>(in, out + 16);
+      pair_crumbs<4>(in, out + 32);
+      pair_crumbs<6>(in, out + 48);
+    }
+    const float d = widen(word(block + 80)), dmin = widen(word(block + 82));
+    float scale[16], min[16];
+    for (int j = 0; j < 16; j++) scale[j] = d * (float)(block[j] & 15);
+    for (int j = 0; j < 16; j++) min[j] = -(dmin * (float)(block[j] >> 4));
+    const int bad = put<16>(scale, scales);
+    return bad + put<16>(min, mins);
+  }
+};
+
+struct Q3_K {
+  static constexpr int BYTES = 110, CODES = 128, SCALES = 16;
+  static constexpr bool MINS = false;
+  template <typename S>
+  static int unpack(const uint8_t *block, uint8_t *codes, S *scales, S *) {
+    // A weight is its two bits, less 4 where its bit of the first 32 bytes is clear: -4..3, as a code + 8.
+    pair_crumbs<0, 0>(block + 32, block, codes);
+    pair_crumbs<2, 1>(block + 32, block, codes + 16);
+    pair_crumbs<4, 2>(block + 32, block, codes + 32);
+    pair_crumbs<6, 3>(block + 32, block, codes + 48);
+    pair_crumbs<0, 4>(block + 64, block, codes + 64);
+    pair_crumbs<2, 5>(block + 64, block, codes + 80);
+    pair_crumbs<4, 6>(block + 64, block, codes + 96);
+    pair_crumbs<6, 7>(block + 64, block, codes + 112);
+    const uint8_t *low = block + 96, *high = block + 104;
+    const float d = widen(word(block + 108));
+    float scale[16];
+    for (int j = 0; j < 16; j++) {
+      const int nibble = low[j & 7] >> 4 * (j >> 3) & 15, rest = high[j & 3] >> 2 * (j >> 2) & 3;
+      scale[j] = d * (float)((nibble | rest << 4) - 32);
+    }
+    return put<16>(scale, scales);
+  }
+};
+
+struct IQ4_NL {
+  static constexpr int BYTES = 18, CODES = 16, SCALES = 1;
+  static constexpr bool MINS = false;
+  static int unpack(const uint8_t *block, uint8_t *codes, uint16_t *scales, uint16_t *) {
+    pair_nibbles<16>(block + 2, codes);
+    return put_half(block, scales);
+  }
+};
+
+struct IQ4_XS {
+  static constexpr int BYTES = 136, CODES = 128, SCALES = 8;
+  static constexpr bool MINS = false;
+  template <typename S>
+  static int unpack(const uint8_t *block, uint8_t *codes, S *scales, S *) {
+    for (int chunk = 0; chunk < 128; chunk += 16) pair_nibbles<16>(block + 8 + chunk, codes + chunk);
+    const float d = widen(word(block));
+    const int high = word(block + 2);
+    float scale[8];
+    for (int j = 0; j < 8; j++) {
+      const int nibble = block[4 + j / 2] >> 4 * (j & 1) & 15;
+      scale[j] = d * (float)((nibble | (high >> 2 * j & 3) << 4) - 32);
+    }
+    return put<8>(scale, scales);
+  }
+};
+
+struct MXFP4 {
+  static constexpr int BYTES = 17, CODES = 16, SCALES = 1;
+  static constexpr bool MINS = false;
+  static int unpack(const uint8_t *block, uint8_t *codes, uint16_t *scales, uint16_t *) {
+    pair_nibbles<16>(block + 1, codes);
+    const int exponent = block[0];  // 2^(exponent - 127) as bf16, the least of which is subnormal
+    *scales = (uint16_t)(exponent == 0 ? 0x40 : exponent << 7);
+    return exponent == 255;
+  }
+};
+
 template <typename Layout, typename S>
 int64_t unpack_all(const uint8_t *blocks, int64_t n, uint8_t *codes, void *scales, void *mins) {
   S *scale = (S *)scales, *min = (S *)mins;
@@ -244,6 +347,11 @@ int64_t llmr_unpack_gguf(int32_t type, const uint8_t *blocks, int64_t n_blocks, 
     case LLMR_GGUF_Q4_K: return unpack_products<Q4_K>(blocks, n_blocks, codes, scales, mins, exact);
     case LLMR_GGUF_Q5_K: return unpack_products<Q5_K>(blocks, n_blocks, codes, scales, mins, exact);
     case LLMR_GGUF_Q6_K: return unpack_products<Q6_K>(blocks, n_blocks, codes, scales, mins, exact);
+    case LLMR_GGUF_Q2_K: return unpack_products<Q2_K>(blocks, n_blocks, codes, scales, mins, exact);
+    case LLMR_GGUF_Q3_K: return unpack_products<Q3_K>(blocks, n_blocks, codes, scales, mins, exact);
+    case LLMR_GGUF_IQ4_NL: return unpack_all<IQ4_NL, uint16_t>(blocks, n_blocks, codes, scales, mins);
+    case LLMR_GGUF_IQ4_XS: return unpack_products<IQ4_XS>(blocks, n_blocks, codes, scales, mins, exact);
+    case LLMR_GGUF_MXFP4: return unpack_all<MXFP4, uint16_t>(blocks, n_blocks, codes, scales, mins);
     default: return -1;
   }
 }

@@ -30,10 +30,10 @@ def unpack(
 ) -> int:
     """Fill ``codes`` and ``scales`` (and ``mins``) from ``n_blocks`` blocks of GGUF's type number.
 
-    Arrays as ``GroupInt`` describes them, scales and mins of the same type: F16, or F32 (Q4_K,
-    Q5_K and Q6_K only). Their sizes must fit; they are not looked at here. Returns how many scales
-    and minima are not finite. UnavailableError without the library; ValueError for a type that it
-    does not unpack.
+    Arrays as ``GroupInt`` and ``Lut16`` describe them, scales and mins of the same type: F16
+    (MXFP4: BF16), or F32 (Q*_K and IQ4_XS only). Their sizes must fit; they are not looked at
+    here. Returns how many scales and minima are not finite. UnavailableError without the library;
+    ValueError for a type that it does not unpack.
     """
     function = library().llmr_unpack_gguf
     function.argtypes, function.restype = _ARGUMENTS, ctypes.c_int64

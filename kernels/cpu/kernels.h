@@ -51,6 +51,15 @@ struct Acts {
   uint8_t *gathered;   // what Kernels::gather made of `fine`, or null
 };
 
+// A norm over a row: with y = x, or x - mean(x) if it is LLMR_LAYER_NORM,
+//   y / sqrt(mean(y^2) + eps) * (gamma + offset) + beta; beta null: 0.
+// LLMR_NO_NORM: the row as it is, which nobody asks a kernel for.
+struct Norm {
+  int kind;  // llmr_norm
+  const float *gamma, *beta;
+  float eps, offset;
+};
+
 // Linears are batch invariant: with d the exact integer dot product of group g, every width, tiling,
 // thread count and ISA evaluates, in group order and in fp32,
 //   without mins: d over (u - 8) or (u - 128);  acc = fma(float(d), ws * as, acc)
@@ -80,14 +89,20 @@ struct Kernels {
   void (*matmul_float)(const llmr_weight *w, int p0, int p1, const float *x, int64_t ldx, int t0,
                        int t1, float *out, int64_t ldo, void *scratch);
 
-  // out = x / sqrt(mean(x^2) + eps) * (gamma + offset); out may be x.
-  void (*rms_norm)(const float *x, const float *gamma, float eps, float offset, int n, float *out);
+  // Norms n values; out may be x.
+  void (*normalize)(const float *x, const Norm &norm, int n, float *out);
 
-  // out = activation(gate) * up
+  // out = activation(gate) * up, as kernels/ops.py says; gate null: activation(up).
   void (*gate_up)(const float *gate, const float *up, float *out, int n, int activation);
 
-  // out = x + bias, or out += x + bias; bias null: 0.
-  void (*finish)(const float *x, const float *bias, float *out, int n, bool adds);
+  // out = x + bias; bias null: 0, here and below.
+  void (*finish)(const float *x, const float *bias, float *out, int n);
+
+  // out += (x + bias) * scale
+  void (*add)(const float *x, const float *bias, float scale, float *out, int n);
+
+  // x = softcap * tanh(x / softcap)
+  void (*cap)(float *x, int n, float softcap);
 
   // Rotates pairs (i, i + n_freq) of one head in place by cos, sin [n_freq].
   void (*rotate)(float *head, const float *cos, const float *sin, int n_freq);

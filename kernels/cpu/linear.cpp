@@ -99,8 +99,8 @@ int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
 
 void prepare_row(const Worker &worker, const Source &source, int t, float *row, float *residual, Inputs &inputs) {
   const float *x = source.x + (source.rows ? source.rows[t] : t) * source.ldx;
-  if (source.gamma != nullptr) {
-    worker.kernels->rms_norm(x, source.gamma, source.eps, source.offset, source.k, row);
+  if (source.norm.kind != LLMR_NO_NORM) {
+    worker.kernels->normalize(x, source.norm, source.k, row);
     x = row;
   }
   for (int j = 0; j < inputs.n_acts; j++) {
@@ -122,7 +122,8 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
   inputs.n_acts = distinct_acts(pieces, n_pieces, tokens, inputs.acts);
   bool keeps_rows = false;  // fp32 rows are needed after the norm
   for (int i = 0; i < n_pieces; i++) keeps_rows |= is_float(*pieces[i].weight);
-  const bool own_rows = source.gamma != nullptr || source.rows != nullptr;
+  const bool is_normed = source.norm.kind != LLMR_NO_NORM;
+  const bool own_rows = is_normed || source.rows != nullptr;
   const int64_t row = (source.k + 15) & ~15;
 
   size_t bytes = aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
@@ -140,7 +141,7 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
     float *target = keeps_rows && own_rows ? rows + t * row : reinterpret_cast<float *>(worker.scratch);
     if (alone && !(keeps_rows && own_rows)) target = rows;
     prepare_row(worker, source, t, target, tile_memory(worker), inputs);
-    if (keeps_rows && source.gamma == nullptr && source.rows != nullptr)
+    if (keeps_rows && !is_normed && source.rows != nullptr)
       memcpy(target, source.x + source.rows[t] * source.ldx, sizeof(float) * source.k);
   };
   if (alone) {
@@ -166,6 +167,21 @@ void product(Worker &worker, const llmr_weight *w, int p0, int p1, const Inputs 
   Acts acts = inputs.acts[i], fine = inputs.fine[i];
   if (acts.fine != nullptr) acts.fine = &fine;  // Inputs may have been copied since
   worker.kernels->matmul(w, p0, p1, &acts, t0, t1, out, ldo, scratch);
+}
+
+void gate_up_chunk(Worker &worker, const Piece &gate, const Piece &up, const Inputs &inputs, const Chunk &c,
+                   int activation, float *a, int64_t lda) {
+  const Kernels &kernels = *worker.kernels;
+  const int first = c.p0 * ROWS, last = c.p1 * ROWS < up.weight->n ? c.p1 * ROWS : up.weight->n;
+  const int64_t ldo = static_cast<int64_t>(c.p1 - c.p0) * ROWS;
+  float *opened = tile_memory(worker), *raised = opened + TILE_FLOATS;
+  if (gate.weight != nullptr) product(worker, gate.weight, c.p0, c.p1, inputs, c.t0, c.t1, opened, ldo);
+  product(worker, up.weight, c.p0, c.p1, inputs, c.t0, c.t1, raised, ldo);
+  for (int t = c.t0; t < c.t1; t++, opened += ldo, raised += ldo) {
+    if (gate.bias != nullptr) kernels.finish(opened, gate.bias + first, opened, last - first);
+    if (up.bias != nullptr) kernels.finish(raised, up.bias + first, raised, last - first);
+    kernels.gate_up(gate.weight != nullptr ? opened : nullptr, raised, a + t * lda + first, last - first, activation);
+  }
 }
 
 int64_t panel_bytes(const llmr_weight &w) {

@@ -25,15 +25,20 @@ struct Inputs {
 // and an odd number of lines keeps the groups of a token from meeting in one set of the cache.
 int stride_of(int tokens);
 
-// Where the rows of x come from: row t of the op is rows[t] (or t) of x; gamma null: no norm.
+// Where the rows of x come from: row t of the op is rows[t] (or t) of x.
 struct Source {
   const float *x;
   int64_t ldx;
   const int32_t *rows;
-  const float *gamma;
-  float eps, offset;
+  Norm norm;
   int k;
 };
+constexpr Norm NO_NORM = {LLMR_NO_NORM, nullptr, nullptr, 0.f, 0.f};
+
+// The norm of an op: its kind is i[0], gamma and beta p[1] and p[2], eps and offset f[0] and f[1].
+static inline Norm norm_of(const llmr_instr &in) {
+  return {in.i[0], static_cast<const float *>(in.p[1]), static_cast<const float *>(in.p[2]), in.f[0], in.f[1]};
+}
 
 // Norms and quantizes `tokens` rows for `pieces`. With few tokens every worker does all of them for
 // itself, which costs less than a barrier; else they share the work and a barrier is passed.
@@ -62,6 +67,10 @@ class Chunks {
 };
 
 int64_t panel_bytes(const llmr_weight &);
+
+// a[t * lda + row] = activation(gate) * up for the rows and tokens of a chunk; gate.weight null: no gate.
+void gate_up_chunk(Worker &, const Piece &gate, const Piece &up, const Inputs &, const Chunk &, int activation,
+                   float *a, int64_t lda);
 
 // Memory of a worker for one chunk's products: at least TILE_FLOATS floats.
 constexpr int64_t TILE_FLOATS = 128 * 1024;

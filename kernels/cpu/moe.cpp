@@ -13,6 +13,7 @@ constexpr int POINTERS = 6;  // of an expert: gate, its bias, up, its bias, down
 struct Mixture {
   int tokens, width, inner, n_experts, top_k, activation;
   bool normalize;
+  float scale;
   Piece router;
   void **experts;
 
@@ -31,7 +32,7 @@ struct State {
   int32_t *chosen;  // [T, top k]
   int32_t *starts;  // [n experts + 1] where an expert's entries start in:
   int32_t *tokens;  // [T * top k]
-  float *weights;   // [T * top k]
+  float *weights;   // [T * top k] shares times scale
 };
 
 template <class T>
@@ -96,9 +97,7 @@ void multiply(Worker &worker, const Piece &piece, const Inputs &inputs, Use use)
   }
 }
 
-float with_bias(const Piece &piece, int row, float value) {
-  return piece.bias ? value + piece.bias[row] : value;
-}
+const float *bias_from(const Piece &piece, int row) { return piece.bias ? piece.bias + row : nullptr; }
 
 // ---- the router -----------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ void list_tokens(const Mixture &m, const State &s) {
   for (int i = 0; i < entries; i++) {
     const int at = s.starts[s.chosen[i]]++;
     s.tokens[at] = i / m.top_k;
-    s.weights[at] = s.shares[i];
+    s.weights[at] = s.shares[i] * m.scale;
   }
   // Each start has moved to the next one's place.
   memmove(s.starts + 1, s.starts, sizeof(int32_t) * m.n_experts);
@@ -138,11 +137,11 @@ void list_tokens(const Mixture &m, const State &s) {
 }
 
 void route(Worker &worker, const Mixture &m, const State &s, size_t state_bytes) {
-  const Source source = {s.x, m.width, nullptr, nullptr, 0.f, 0.f, m.width};
+  const Source source = {s.x, m.width, nullptr, NO_NORM, m.width};
   const Inputs inputs = prepare(worker, source, m.tokens, &m.router, 1, state_bytes);
   multiply(worker, m.router, inputs, [&](int first, int rows, int t, const float *values) {
     float *out = s.scores + static_cast<int64_t>(t) * m.n_experts + first;
-    for (int r = 0; r < rows; r++) out[r] = with_bias(m.router, first + r, values[r]);
+    worker.kernels->finish(values, bias_from(m.router, first), out, rows);
   });
   worker.barrier();
   for (int t = worker.take(); t < m.tokens; t = worker.take()) {
@@ -161,37 +160,22 @@ void open_expert(Worker &worker, const Mixture &m, const State &s, size_t state_
   const llmr_weight &gate = *pieces[0].weight, &up = *pieces[1].weight;
   const int32_t *tokens = s.tokens + s.starts[expert];
   const int count = s.starts[expert + 1] - s.starts[expert];
-  const Source source = {s.x, m.width, tokens, nullptr, 0.f, 0.f, m.width};
+  const Source source = {s.x, m.width, tokens, NO_NORM, m.width};
   const Inputs inputs = prepare(worker, source, count, pieces, 2, state_bytes);
-
   const Chunks chunks(worker, gate.panels, count, panel_bytes(gate) + panel_bytes(up), m.width);
-  float *opened = tile_memory(worker), *raised = opened + TILE_FLOATS;
-  for (int i = worker.take(); i < chunks.count(); i = worker.take()) {
-    const Chunk c = chunks.chunk(i);
-    const int64_t ldo = static_cast<int64_t>(c.p1 - c.p0) * ROWS;
-    product(worker, &gate, c.p0, c.p1, inputs, c.t0, c.t1, opened, ldo);
-    product(worker, &up, c.p0, c.p1, inputs, c.t0, c.t1, raised, ldo);
-    each_row(gate, c, opened, [&](int first, int rows, int t, const float *values) {
-      float *out = s.opened + static_cast<int64_t>(t) * m.inner + first;
-      float *other = raised + (t - c.t0) * ldo;
-      for (int r = 0; r < rows; r++) {
-        out[r] = with_bias(pieces[0], first + r, values[r]);
-        other[r] = with_bias(pieces[1], first + r, other[r]);
-      }
-      worker.kernels->gate_up(out, other, out, rows, m.activation);
-    });
-  }
+  for (int i = worker.take(); i < chunks.count(); i = worker.take())
+    gate_up_chunk(worker, pieces[0], pieces[1], inputs, chunks.chunk(i), m.activation, s.opened, m.inner);
   worker.barrier();
 }
 
 void add_expert(Worker &worker, const Mixture &m, const State &s, size_t state_bytes, int expert, float *h) {
   const Piece down = m.piece(expert, 2);
   const int start = s.starts[expert], count = s.starts[expert + 1] - start;
-  const Source source = {s.opened, m.inner, nullptr, nullptr, 0.f, 0.f, m.inner};
+  const Source source = {s.opened, m.inner, nullptr, NO_NORM, m.inner};
   const Inputs inputs = prepare(worker, source, count, &down, 1, state_bytes);
   multiply(worker, down, inputs, [&](int first, int rows, int t, const float *values) {
     float *out = h + static_cast<int64_t>(s.tokens[start + t]) * m.width + first;
-    for (int r = 0; r < rows; r++) out[r] += with_bias(down, first + r, values[r]) * s.weights[start + t];
+    worker.kernels->add(values, bias_from(down, first), s.weights[start + t], out, rows);
   });
   worker.barrier();
 }
@@ -200,10 +184,10 @@ void add_expert(Worker &worker, const Mixture &m, const State &s, size_t state_b
 
 void op_moe_add(Worker &worker, const llmr_instr &in, const llmr_step &step) {
   float *h = static_cast<float *>(in.p[0]);
-  const float *gamma = static_cast<const float *>(in.p[1]);
-  const Piece router = {static_cast<const llmr_weight *>(in.p[2]), static_cast<const float *>(in.p[3]), 0};
-  const Mixture m = {step.n_tokens, in.i[0],        in.i[1], in.i[2],
-                     in.i[3],       in.i[5],        in.i[4] != 0, router, static_cast<void **>(in.p[4])};
+  const Norm norm = norm_of(in);
+  const Piece router = {static_cast<const llmr_weight *>(in.p[3]), static_cast<const float *>(in.p[4]), 0};
+  const Mixture m = {step.n_tokens, in.i[1],   in.i[2], in.i[3], in.i[4],
+                     in.i[6],       in.i[5] != 0, in.f[2], router,  static_cast<void **>(in.p[5])};
   State s{};
   const size_t state_bytes = lay_out(m, nullptr, s);
   const size_t for_width = most_prepared(*worker.kernels, m.tokens, m.width);
@@ -212,7 +196,7 @@ void op_moe_add(Worker &worker, const llmr_instr &in, const llmr_step &step) {
 
   for (int t = worker.take(); t < m.tokens; t = worker.take()) {
     const int64_t row = static_cast<int64_t>(t) * m.width;
-    worker.kernels->rms_norm(h + row, gamma, in.f[0], in.f[1], m.width, s.x + row);
+    worker.kernels->normalize(h + row, norm, m.width, s.x + row);
   }
   worker.barrier();
   route(worker, m, s, state_bytes);

@@ -44,33 +44,35 @@ void multiply(Worker &worker, const Inputs &inputs, const Piece *pieces, int n_p
 }  // namespace
 
 void op_norm_linear(Worker &worker, const llmr_instr &in, const llmr_step &step) {
-  const int n = in.i[0], width = in.i[1], ldy = in.i[2];
-  float *y = floats_at(in, 2);
+  const int n = in.i[1], width = in.i[2], ldy = in.i[3];
+  float *y = floats_at(in, 3);
   Piece pieces[3];
   for (int j = 0, column = 0; j < n; j++) {
-    pieces[j] = {weight_at(in, 3 + j), floats_at(in, 6 + j), column};
+    pieces[j] = {weight_at(in, 4 + j), floats_at(in, 7 + j), column};
     column += pieces[j].weight->n;
   }
-  const Source source = {floats_at(in, 0), width, nullptr, floats_at(in, 1), in.f[0], in.f[1], width};
+  const Source source = {floats_at(in, 0), width, nullptr, norm_of(in), width};
   const Inputs inputs = prepare(worker, source, step.n_tokens, pieces, n);
   multiply(worker, inputs, pieces, n, y, ldy, [&](const Piece &piece, int first, int rows, int t, const float *values) {
     float *out = y + static_cast<int64_t>(t) * ldy + piece.column + first;
-    worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows, false);
+    worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows);
   });
 }
 
 void op_linear_add(Worker &worker, const llmr_instr &in, const llmr_step &step) {
-  const int k = in.i[0], n = in.i[1];
-  const Piece piece = {weight_at(in, 1), floats_at(in, 2), 0};
-  const float *gamma = floats_at(in, 3);
-  float *h = floats_at(in, 4);
-  const Source source = {floats_at(in, 0), k, nullptr, nullptr, 0.f, 0.f, k};
-  const size_t spare = gamma == nullptr ? 0 : sizeof(float) * n * step.n_tokens;
+  const int k = in.i[1], n = in.i[2];
+  const float scale = in.f[2];
+  const Piece piece = {weight_at(in, 3), floats_at(in, 4), 0};
+  const Norm norm = norm_of(in);
+  float *h = floats_at(in, 5);
+  const Source source = {floats_at(in, 0), k, nullptr, NO_NORM, k};
+  const bool is_normed = norm.kind != LLMR_NO_NORM;
+  const size_t spare = is_normed ? sizeof(float) * n * step.n_tokens : 0;
   const Inputs inputs = prepare(worker, source, step.n_tokens, &piece, 1, spare);
-  if (gamma == nullptr) {
+  if (!is_normed) {
     multiply(worker, inputs, &piece, 1, nullptr, 0, [&](const Piece &, int first, int rows, int t, const float *values) {
       float *out = h + static_cast<int64_t>(t) * n + first;
-      worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows, true);
+      worker.kernels->add(values, piece.bias ? piece.bias + first : nullptr, scale, out, rows);
     });
     return;
   }
@@ -78,52 +80,43 @@ void op_linear_add(Worker &worker, const llmr_instr &in, const llmr_step &step) 
   float *whole = reinterpret_cast<float *>(worker.common(spare));
   multiply(worker, inputs, &piece, 1, whole, n, [&](const Piece &, int first, int rows, int t, const float *values) {
     float *out = whole + static_cast<int64_t>(t) * n + first;
-    worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows, false);
+    worker.kernels->finish(values, piece.bias ? piece.bias + first : nullptr, out, rows);
   });
   worker.barrier();
   for (int t = worker.take(); t < step.n_tokens; t = worker.take()) {
     float *row = whole + static_cast<int64_t>(t) * n;
-    worker.kernels->rms_norm(row, gamma, in.f[0], in.f[1], n, row);
-    float *out = h + static_cast<int64_t>(t) * n;
-    for (int r = 0; r < n; r++) out[r] += row[r];
+    worker.kernels->normalize(row, norm, n, row);
+    worker.kernels->add(row, nullptr, scale, h + static_cast<int64_t>(t) * n, n);
   }
 }
 
 void op_norm_gate_up(Worker &worker, const llmr_instr &in, const llmr_step &step) {
-  const int width = in.i[0], inner = in.i[1], activation = in.i[2];
-  const Piece pieces[2] = {{weight_at(in, 2), floats_at(in, 3), 0}, {weight_at(in, 4), floats_at(in, 5), 0}};
-  float *a = floats_at(in, 6);
-  const Source source = {floats_at(in, 0), width, nullptr, floats_at(in, 1), in.f[0], in.f[1], width};
-  const Inputs inputs = prepare(worker, source, step.n_tokens, pieces, 2);
-
-  const llmr_weight &gate = *pieces[0].weight, &up = *pieces[1].weight;
-  const Chunks chunks(worker, gate.panels, inputs.tokens, panel_bytes(gate) + panel_bytes(up), width);
-  float *opened = tile_memory(worker), *raised = opened + TILE_FLOATS;
-  for (int i = worker.take(); i < chunks.count(); i = worker.take()) {
-    const Chunk c = chunks.chunk(i);
-    const int64_t ldo = static_cast<int64_t>(c.p1 - c.p0) * ROWS;
-    product(worker, &gate, c.p0, c.p1, inputs, c.t0, c.t1, opened, ldo);
-    product(worker, &up, c.p0, c.p1, inputs, c.t0, c.t1, raised, ldo);
-    each_row(pieces[0], c, opened, ldo, [&](int first, int rows, int t, const float *values) {
-      float *g = const_cast<float *>(values), *u = raised + (t - c.t0) * ldo;
-      for (int r = 0; pieces[0].bias && r < rows; r++) g[r] += pieces[0].bias[first + r];
-      for (int r = 0; pieces[1].bias && r < rows; r++) u[r] += pieces[1].bias[first + r];
-      worker.kernels->gate_up(g, u, a + static_cast<int64_t>(t) * inner + first, rows, activation);
-    });
-  }
+  const int width = in.i[1], inner = in.i[2], activation = in.i[3];
+  // The gate comes last: without one there is one piece.
+  const Piece pieces[2] = {{weight_at(in, 5), floats_at(in, 6), 0}, {weight_at(in, 3), floats_at(in, 4), 0}};
+  const Piece &up = pieces[0], &gate = pieces[1];
+  float *a = floats_at(in, 7);
+  const Source source = {floats_at(in, 0), width, nullptr, norm_of(in), width};
+  const bool is_gated = gate.weight != nullptr;
+  const Inputs inputs = prepare(worker, source, step.n_tokens, pieces, is_gated ? 2 : 1);
+  const int64_t bytes = panel_bytes(*up.weight) + (is_gated ? panel_bytes(*gate.weight) : 0);
+  const Chunks chunks(worker, up.weight->panels, inputs.tokens, bytes, width);
+  for (int i = worker.take(); i < chunks.count(); i = worker.take())
+    gate_up_chunk(worker, gate, up, inputs, chunks.chunk(i), activation, a, inner);
 }
 
 void op_norm_head(Worker &worker, const llmr_instr &in, const llmr_step &step) {
-  const int width = in.i[0], vocab = in.i[1];
-  const float scale = in.f[2];
-  const Piece piece = {weight_at(in, 2), floats_at(in, 3), 0};
-  float *logits = floats_at(in, 4);
-  const Source source = {floats_at(in, 0), width, step.rows, floats_at(in, 1), in.f[0], in.f[1], width};
+  const int width = in.i[1], vocab = in.i[2];
+  const float scale = in.f[2], softcap = in.f[3];
+  const Piece piece = {weight_at(in, 3), floats_at(in, 4), 0};
+  float *logits = floats_at(in, 5);
+  const Source source = {floats_at(in, 0), width, step.rows, norm_of(in), width};
   const Inputs inputs = prepare(worker, source, step.n_rows, &piece, 1);
-  multiply(worker, inputs, &piece, 1, scale == 1.f ? logits : nullptr, vocab,
-           [&](const Piece &, int first, int rows, int t, const float *values) {
+  float *direct = scale == 1.f && softcap == 0.f ? logits : nullptr;
+  multiply(worker, inputs, &piece, 1, direct, vocab, [&](const Piece &, int first, int rows, int t, const float *values) {
     float *out = logits + static_cast<int64_t>(t) * vocab + first;
     for (int r = 0; r < rows; r++) out[r] = (values[r] + (piece.bias ? piece.bias[first + r] : 0.f)) * scale;
+    if (softcap != 0.f) worker.kernels->cap(out, rows, softcap);
   });
 }
 

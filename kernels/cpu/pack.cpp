@@ -99,27 +99,53 @@ void pack_dense(const llmr_weight &w, const Rows &rows, int panel) {
     pack_columns<uint16_t>(rows.codes, rows.n, out, w.k, w.k_padded);
 }
 
-// Bytes of a panel's rows of codes, scales and minima.
-size_t scratch_bytes(const llmr_weight &w) {
-  return ROWS * (row_code_bytes(w) + 2 * scale_bytes(w) * groups_of(w));
+// Whether a W8 weight comes in codes of four bits: those in groups of 16 columns do.
+bool is_widened(const llmr_weight &w, const llmr_source &from) {
+  if (w.kind != LLMR_W8) return false;
+  return from.gguf < 0 ? from.row_bytes < w.k : from.gguf == LLMR_GGUF_Q2_K || from.gguf == LLMR_GGUF_Q3_K;
 }
 
-// Finds the rows of a panel; those of GGUF are unpacked into `scratch`. `bad` counts scales and minima that are not finite.
+// Codes of four bits (even column low) as bytes that weigh the same: u - 8 = (u + 120) - 128.
+void widen_codes(const uint8_t *__restrict in, int columns, bool mins, uint8_t *__restrict out) {
+  const uint8_t more = mins ? 0 : 128 - 8;
+  for (int i = 0; i < columns / 2; i++) {
+    out[2 * i] = static_cast<uint8_t>((in[i] & 15) + more);
+    out[2 * i + 1] = static_cast<uint8_t>((in[i] >> 4) + more);
+  }
+}
+
+// Bytes of a panel's rows of codes, scales and minima, and of one row of codes that are widened.
+size_t scratch_bytes(const llmr_weight &w) {
+  return ROWS * (row_code_bytes(w) + 2 * scale_bytes(w) * groups_of(w)) + w.k / 2;
+}
+
+// Finds the rows of a panel; those of GGUF are unpacked, and those of four bits widened, in `scratch`.
+// `bad` counts scales and minima that are not finite.
 Rows find_rows(const llmr_weight &w, const llmr_source &from, int panel, uint8_t *scratch, int64_t *bad) {
   Rows rows;
   rows.n = w.n - panel * ROWS < ROWS ? w.n - panel * ROWS : ROWS;
   const size_t code_bytes = row_code_bytes(w), scale_row = scale_bytes(w) * groups_of(w);
+  const bool widened = is_widened(w, from);
+  uint8_t *nibbles = scratch;
+  if (widened) scratch += w.k / 2;
   for (int r = 0; r < rows.n; r++) {
     const int64_t row = from.order == nullptr ? panel * ROWS + r : from.order[panel * ROWS + r];
     const uint8_t *codes = static_cast<const uint8_t *>(from.codes) + row * from.row_bytes;
     if (from.gguf < 0) {
       rows.codes[r] = codes;
+      if (widened) {
+        widen_codes(codes, w.k, w.mins != nullptr, scratch);
+        rows.codes[r] = scratch;
+        scratch += code_bytes;
+      }
       if (from.scales != nullptr) rows.scales[r] = static_cast<const uint8_t *>(from.scales) + row * scale_row;
       if (from.mins != nullptr) rows.mins[r] = static_cast<const uint8_t *>(from.mins) + row * scale_row;
       continue;
     }
     uint8_t *unpacked = scratch, *scales = unpacked + code_bytes, *mins = scales + scale_row;
-    *bad += llmr_unpack_gguf(from.gguf, codes, from.row_blocks, unpacked, scales, mins, w.type == LLMR_F32);
+    *bad += llmr_unpack_gguf(from.gguf, codes, from.row_blocks, widened ? nibbles : unpacked, scales, mins,
+                             w.type == LLMR_F32);
+    if (widened) widen_codes(nibbles, w.k, w.mins != nullptr, unpacked);
     rows.codes[r] = unpacked, rows.scales[r] = scales, rows.mins[r] = mins;
     scratch = mins + scale_row;
   }
@@ -193,7 +219,7 @@ int32_t llmr_pack(const llmr_weight *const *weights, const llmr_source *sources,
   int64_t work = 0;
   for (int i = 0; i < n; i++) {
     const size_t scratch = scratch_bytes(*weights[i]);
-    if (sources[i].gguf >= 0 && scratch > batch.scratch) batch.scratch = scratch;
+    if ((sources[i].gguf >= 0 || is_widened(*weights[i], sources[i])) && scratch > batch.scratch) batch.scratch = scratch;
     work += pieces(*weights[i]);
   }
   if (threads > work) threads = static_cast<int32_t>(work);

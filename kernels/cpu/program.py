@@ -28,6 +28,7 @@ class Program:
     def __init__(self) -> None:
         self.whole: tuple[int, int] | None = None
         self._recorded: list[abi.Instr] = []
+        self._held: set[object] = set()
         self._ends: list[int] = []
         self._bytes: bytes | None = None
         self._array: ctypes.Array[abi.Instr] | None = None
@@ -35,6 +36,10 @@ class Program:
     def add(self, instr: abi.Instr) -> None:
         """Append an instruction while recording."""
         self._recorded.append(instr)
+
+    def hold(self, pointed: object) -> None:
+        """Keep what an instruction points to, from the first recording on."""
+        self._held.add(pointed)
 
     def record(self, emit: Iterator[None], interrupt: Callable[[], bool]) -> bool:
         """Run the ops and keep what they add; False if interrupted (nothing is kept then)."""

@@ -21,9 +21,11 @@ struct AttendTile;
 
 // What each vector_*.cpp provides; kernels.h says what each function does.
 #define LLMR_VECTOR_FUNCTIONS                                                                             \
-  void rms_norm(const float *x, const float *gamma, float eps, float offset, int n, float *out);         \
+  void normalize(const float *x, const Norm &norm, int n, float *out);                                   \
   void gate_up(const float *gate, const float *up, float *out, int n, int activation);                   \
-  void finish(const float *x, const float *bias, float *out, int n, bool adds);                          \
+  void finish(const float *x, const float *bias, float *out, int n);                                     \
+  void add(const float *x, const float *bias, float scale, float *out, int n);                           \
+  void cap(float *x, int n, float softcap);                                                              \
   void rotate(float *head, const float *cos, const float *sin, int n_freq);                              \
   void store(const float *x, void *out, int n, int type);                                                \
   void attend(const AttendTile *tile, void *scratch);                                                    \
@@ -128,59 +130,108 @@ inline F gelu_tanh(F x) {
   return x / (F::set1(1.0f) + exp(minus_2u));
 }
 
-// ---- the table --------------------------------------------------------------------------------------
-
+// A gate and what it lets through, both clamped (gpt-oss; the numbers are those of kernels/ops.py). A NaN
+// stays one: min and max return their second argument then.
 template <class F>
-inline void rms_norm(const float *x, const float *gamma, float eps, float offset, int n, float *out) {
+inline F swiglu_clamped(F gate, F up) {
+  constexpr float CLAMP = 7.0f, SLOPE = 1.702f;
+  gate = F::min(F::set1(CLAMP), gate);
+  up = F::max(F::set1(-CLAMP), F::min(F::set1(CLAMP), up));
+  return gate / (F::set1(1.0f) + exp(gate * F::set1(-SLOPE))) * (up + F::set1(1.0f));
+}
+
+// ---- functions of a row -----------------------------------------------------------------------------
+
+// out[i] = f(x[i])
+template <class F, class Function>
+inline void map(const float *x, float *out, int n, Function f) {
+  const int whole = n / F::W * F::W, rest = n - whole;
+  for (int i = 0; i < whole; i += F::W) F::store(out + i, f(F::load(x + i)));
+  if (rest > 0) store_part<F>(out + whole, f(load_part<F>(x + whole, rest)), rest);
+}
+
+// out[i] = f(x[i], y[i])
+template <class F, class Function>
+inline void map(const float *x, const float *y, float *out, int n, Function f) {
+  const int whole = n / F::W * F::W, rest = n - whole;
+  for (int i = 0; i < whole; i += F::W) F::store(out + i, f(F::load(x + i), F::load(y + i)));
+  if (rest > 0)
+    store_part<F>(out + whole, f(load_part<F>(x + whole, rest), load_part<F>(y + whole, rest)), rest);
+}
+
+// The sum of n values, each added to one of four by sum = more(x, sum).
+template <class F, class More>
+inline float sum_by(const float *x, int n, More more) {
   const int whole = n / F::W * F::W, rest = n - whole;
   F sums[4] = {F::set1(0), F::set1(0), F::set1(0), F::set1(0)};
   int i = 0;
   for (; i + 4 * F::W <= n; i += 4 * F::W)
-    for (int j = 0; j < 4; j++) {
-      const F v = F::load(x + i + j * F::W);
-      sums[j] = F::fma(v, v, sums[j]);
-    }
-  for (; i < whole; i += F::W) {
-    const F v = F::load(x + i);
-    sums[0] = F::fma(v, v, sums[0]);
+    for (int j = 0; j < 4; j++) sums[j] = more(F::load(x + i + j * F::W), sums[j]);
+  for (; i < whole; i += F::W) sums[0] = more(F::load(x + i), sums[0]);
+  if (rest > 0) sums[1] = F::keep(more(load_part<F>(x + whole, rest), sums[1]), 0, rest, sums[1]);
+  return F::sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// ---- the table --------------------------------------------------------------------------------------
+
+template <class F>
+inline void normalize(const float *x, const Norm &norm, int n, float *out) {
+  const bool is_centered = norm.kind == LLMR_LAYER_NORM;
+  float middle = 0.0f, squares;
+  if (is_centered) {
+    middle = sum_by<F>(x, n, [](F v, F sum) { return sum + v; }) / static_cast<float>(n);
+    squares = sum_by<F>(x, n, [=](F v, F sum) {
+      const F apart = v - F::set1(middle);
+      return F::fma(apart, apart, sum);
+    });
+  } else {
+    squares = sum_by<F>(x, n, [](F v, F sum) { return F::fma(v, v, sum); });
   }
-  const F last = load_part<F>(x + whole, rest);
-  sums[1] = F::fma(last, last, sums[1]);
-  const float mean = F::sum((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(n);
-  const F factor = F::set1(1.0f) / F::sqrt(F::set1(mean + eps));
-  const F shift = F::set1(offset);
-  for (i = 0; i < whole; i += F::W)
-    F::store(out + i, F::load(x + i) * factor * (F::load(gamma + i) + shift));
-  if (rest > 0)
-    store_part<F>(out + whole, last * factor * (load_part<F>(gamma + whole, rest) + shift), rest);
+  const float mean = squares / static_cast<float>(n);
+  const F factor = F::set1(1.0f) / F::sqrt(F::set1(mean + norm.eps));
+  const F from = F::set1(middle), shift = F::set1(norm.offset);
+  map<F>(x, norm.gamma, out, n, [=](F v, F gamma) { return (v - from) * factor * (gamma + shift); });
+  if (norm.beta != nullptr) map<F>(out, norm.beta, out, n, [](F v, F beta) { return v + beta; });
 }
 
 template <class F>
 inline void gate_up(const float *gate, const float *up, float *out, int n, int activation) {
-  const int whole = n / F::W * F::W, rest = n - whole;
-  const bool is_silu = activation == LLMR_SILU;
-  for (int i = 0; i < whole; i += F::W) {
-    const F x = F::load(gate + i);
-    F::store(out + i, (is_silu ? silu(x) : gelu_tanh(x)) * F::load(up + i));
-  }
-  if (rest > 0) {
-    const F x = load_part<F>(gate + whole, rest);
-    store_part<F>(out + whole, (is_silu ? silu(x) : gelu_tanh(x)) * load_part<F>(up + whole, rest), rest);
-  }
+  if (activation == LLMR_SWIGLU_CLAMPED)
+    map<F>(gate, up, out, n, [](F g, F u) { return swiglu_clamped(g, u); });
+  else if (gate == nullptr && activation == LLMR_SILU)
+    map<F>(up, out, n, [](F u) { return silu(u); });
+  else if (gate == nullptr)
+    map<F>(up, out, n, [](F u) { return gelu_tanh(u); });
+  else if (activation == LLMR_SILU)
+    map<F>(gate, up, out, n, [](F g, F u) { return silu(g) * u; });
+  else
+    map<F>(gate, up, out, n, [](F g, F u) { return gelu_tanh(g) * u; });
 }
 
 template <class F>
-inline void finish(const float *x, const float *bias, float *out, int n, bool adds) {
+inline void finish(const float *x, const float *bias, float *out, int n) {
+  if (bias != nullptr)
+    map<F>(x, bias, out, n, [](F v, F b) { return v + b; });
+  else
+    __builtin_memcpy(out, x, static_cast<size_t>(n) * sizeof(float));
+}
+
+template <class F>
+inline void add(const float *x, const float *bias, float scale, float *out, int n) {
+  const F by = F::set1(scale);
   const int whole = n / F::W * F::W;
   for (int i = 0; i < whole; i += F::W) {
     F v = F::load(x + i);
     if (bias != nullptr) v = v + F::load(bias + i);
-    F::store(out + i, adds ? F::load(out + i) + v : v);
+    F::store(out + i, F::load(out + i) + v * by);
   }
-  for (int i = whole; i < n; i++) {
-    const float v = bias != nullptr ? x[i] + bias[i] : x[i];
-    out[i] = adds ? out[i] + v : v;
-  }
+  for (int i = whole; i < n; i++) out[i] += (bias != nullptr ? x[i] + bias[i] : x[i]) * scale;
+}
+
+template <class F>
+inline void cap(float *x, int n, float softcap) {
+  const F by = F::set1(softcap);
+  map<F>(x, x, n, [=](F v) { return tanh(v / by) * by; });
 }
 
 template <class F>

@@ -1,14 +1,14 @@
 // The functions of the table over the F of the file that includes this, in the namespace of its instruction
 // set. No include guard: three files include it once each.
-void rms_norm(const float *x, const float *gamma, float eps, float offset, int n, float *out) {
-  llmr::rms_norm<F>(x, gamma, eps, offset, n, out);
-}
+void normalize(const float *x, const Norm &norm, int n, float *out) { llmr::normalize<F>(x, norm, n, out); }
 void gate_up(const float *gate, const float *up, float *out, int n, int activation) {
   llmr::gate_up<F>(gate, up, out, n, activation);
 }
-void finish(const float *x, const float *bias, float *out, int n, bool adds) {
-  llmr::finish<F>(x, bias, out, n, adds);
+void finish(const float *x, const float *bias, float *out, int n) { llmr::finish<F>(x, bias, out, n); }
+void add(const float *x, const float *bias, float scale, float *out, int n) {
+  llmr::add<F>(x, bias, scale, out, n);
 }
+void cap(float *x, int n, float softcap) { llmr::cap<F>(x, n, softcap); }
 void rotate(float *head, const float *cos, const float *sin, int n_freq) {
   llmr::rotate<F>(head, cos, sin, n_freq);
 }

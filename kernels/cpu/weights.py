@@ -21,6 +21,9 @@ ROWS = 16
 ROW_PADDING = 128
 """Columns are padded to a multiple of this where one scale covers the whole row."""
 
+WIDENED_GROUP = 16
+"""Four-bit codes in groups of so many columns are packed as eight-bit codes that weigh the same."""
+
 BATCH_BYTES = 128 << 20
 """Packed when so many bytes wait: what waits may be memory that packing sets free."""
 
@@ -61,7 +64,10 @@ class Packer:
         parts = _part_bytes(native, form)
         for name, nbytes in parts.items():
             setattr(native, name, self._arena.take(nbytes))
-        weight = CpuWeight((native.n, native.k), sum(parts.values()), form.kind, native)
+        kind = form.kind
+        if isinstance(form, GroupInt) and form.bits == 4 and native.kind == abi.W8:
+            kind = kind.replace("int4", "int8")
+        weight = CpuWeight((native.n, native.k), sum(parts.values()), kind, native)
         if isinstance(form, Lut16):
             ctypes.memmove(native.table, bytes(form.table.data), parts["table"])
         self._waiting.append((weight, form))
@@ -87,15 +93,15 @@ class Packer:
             )
         if result > 0:
             damaged = waiting[result - 1][1]
-            assert isinstance(damaged, GroupInt)
+            assert not isinstance(damaged, Dense)
             assert damaged.blocks is not None
             damaged.blocks.check()
 
 
 def refusal(kind: str) -> str | None:
     """Why a storage form's kind (``Form.kind``) is not served; None if it is."""
-    if kind.startswith("int4 g16"):
-        return "4-bit codes need groups of 32 columns or more"
+    if kind.startswith("lut4 g16"):
+        return "tables need groups of 32 columns or more"
     return None
 
 
@@ -107,6 +113,8 @@ def _describe(form: Form, n: int, k: int) -> abi.Weight:
     native.type = TYPES[form.scales.dtype]
     native.group = form.group
     native.kind = abi.LUT4 if isinstance(form, Lut16) else abi.W4 if form.bits == 4 else abi.W8
+    if native.kind == abi.W4 and form.group == WIDENED_GROUP:
+        native.kind = abi.W8
     if form.group == ROW:
         step = min(ROW_PADDING, -(-k // 32) * 32)
         native.k_padded = native.group = -(-k // step) * step
@@ -138,7 +146,7 @@ def _part_bytes(native: abi.Weight, form: Form) -> dict[str, int]:
 
 def _fill(source: abi.Source, form: Form) -> Sequence[object]:
     """Say where a weight comes from; returns what must stay alive until it is packed."""
-    blocks = form.blocks if isinstance(form, GroupInt) else None
+    blocks = None if isinstance(form, Dense) else form.blocks
     if blocks is None:
         source.gguf = -1
         arrays = dict(form.arrays)

@@ -1,8 +1,9 @@
 """gpt-oss folders of method ``mxfp4``: stacks of expert matrices as 4-bit floats.
 
-A logical tensor X of shape (E, N, K) is stored as ``X_blocks`` u8 [E, N, K/32, 16] (low nibble:
-even k) and ``X_scales`` u8 [E, N, K/32] (powers of two); rows are output features, in the file's
-order. It becomes one Lut16 form [E * N, K] whose codes are a view of the file.
+A logical tensor (E, N, K) is stored as ``X_blocks`` u8 [E, N, K/32, 16] (low nibble: even k) and
+``X_scales`` u8 [E, N, K/32] (powers of two); rows are output features, in the file's order. It
+becomes one Lut16 form [E * N, K] whose codes are a view of the file. It keeps the name
+``X_blocks``, because a plain X of the same shape holds the transposed matrices.
 """
 
 from functools import partial
@@ -38,6 +39,8 @@ def _open(folder: Path) -> Checkpoint:
     for name, tensor in stored.items():
         base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
         if name.endswith(_BLOCKS):
+            if base in stored:
+                raise damaged(folder, f"{shown(base)} is stored both packed and plain")
             weights.append(_weight(base, tensor, stored, folder))
         elif name.endswith(_SCALES) and base + _BLOCKS not in stored:
             raise damaged(folder, f"tensor {shown(base + _BLOCKS)} is missing")
@@ -56,7 +59,7 @@ def _weight(name: str, blocks: StoredTensor, stored: Parts, folder: Path) -> Par
     rows = (experts * n, groups * GROUP)
     parts = {_BLOCKS: blocks, _SCALES: scale_bytes}
     shape = (experts, n, groups * GROUP)
-    return weight_of(name, shape, f"lut4 g{GROUP}", parts, partial(_read, parts, rows))
+    return weight_of(blocks.name, shape, f"lut4 g{GROUP}", parts, partial(_read, parts, rows))
 
 
 def _read(parts: Parts, shape: tuple[int, int]) -> Lut16:

@@ -93,6 +93,7 @@ def mixture_config(file: GgufFile, config: dict[str, object], *, normalize: bool
     file.expect("expert_weights_norm", normalize)
     file.expect("expert_weights_scale", 1.0)
     file.expect("expert_shared_count", 0)
+    file.expect("expert_shared_feed_forward_length", 0)
     supported = (GATE_SOFTMAX, GATE_SOFTMAX_OF_CHOSEN) if normalize else (GATE_SOFTMAX,)
     file.expect("expert_gating_func", *supported)
     if "blk.0.ffn_gate.0.weight" in file.shapes:

@@ -5,58 +5,58 @@ Two kinds are read: ``gpt2`` (byte-level BPE, split rules by the name in ``token
 kind or split name is refused by name, since a near guess would quietly lower a model's quality.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar, cast
 
 from llmrun.errors import ModelFileError
+from llmrun.text.splits import SPLITS, Split
 
 T = TypeVar("T")
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _TWO = [True, True]
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 # Control tokens that end a turn. Files of one model family differ in which of them they name as
 # end of sequence; the others would run on after the answer.
 _TURN_ENDS = frozenset(
-    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"]
+    [
+        "</s>",
+        "<eos>",
+        "<EOT>",
+        "<|EOT|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|end_of_sentence|>",
+        "<|endofturn|>",
+        "[|endofturn|]",
+        "<|END_OF_TURN_TOKEN|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<\uff5cend▁of▁sentence\uff5c>",
+    ]
 )
+# GLM 4 ends a turn by opening the next one.
+_GLM_TURN_ENDS = frozenset(["<|user|>", "<|observation|>"])
+# In the format of gpt-oss this ends a part of an answer (its reasoning), not the answer.
+_HARMONY_PART_END, _HARMONY_END = "<|end|>", "<|return|>"
 
+# The first pieces of Llama 2's vocabulary after its specials and bytes, by id. Its tokenizer.json
+# puts a space mark before every span; those of Mistral, which look the same in a GGUF, before the
+# first word only.
+_LLAMA2_PIECES = {259: "▁▁", 260: "▁t", 261: "er", 262: "in"}
 
-@dataclass(frozen=True)
-class Split:
-    """How text is cut before merging. ``pattern`` None: the rule of GPT-2."""
-
-    pattern: str | None = None
-    single_digits: bool = False
-    nfc: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-
-_GPT2 = Split()
-_DIGITS = Split(single_digits=True)
-_LLAMA_BPE = Split(_LLAMA3, ignore_merges=True, add_bos=True)
-_QWEN = Split(_QWEN2, nfc=True)
-SPLITS: Mapping[str, Split] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "llama-bpe": _LLAMA_BPE,
-    "llama3": _LLAMA_BPE,
-    "llama-v3": _LLAMA_BPE,
-    "qwen2": _QWEN,
-    "deepseek-r1-qwen": _QWEN,
-}
+# Phi 3's and Phi 4 mini's markers take the white space behind them; these do not.
+_PHI_NOT_STRIPPING = frozenset(["<unk>", "<s>", "<|endoftext|>", "<|endofprompt|>"])
+_PHI_SPLITS = frozenset(["default", "gpt-4o"])
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class GgufVocabulary:
 
     ``prefix_space``: ``first`` (a space mark before the text), ``always`` (before every span) or
     ``never``; SentencePiece only. ``control`` tokens are hidden in answers, ``user_defined`` not.
+    ``strip_after``: tokens of either sort that take the white space behind them.
     ``eos_id``: the end of sequence the file names; ``eos_ids``: all ids that end an answer.
     """
 
@@ -74,6 +75,7 @@ class GgufVocabulary:
     prefix_space: str
     control: tuple[str, ...]
     user_defined: tuple[str, ...]
+    strip_after: frozenset[str]
     unknown: str | None
     bos_id: int | None
     eos_id: int | None
@@ -98,7 +100,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
     elif kind == "llama":
         split, default_bos = None, True
         tokens, merges = _sentencepiece(metadata, tokens, types)
-        prefix_space = _prefix_space(metadata)
+        prefix_space = _prefix_space(metadata, tokens)
     else:
         raise ModelFileError(
             f"The GGUF holds a tokenizer of the kind {kind!r}; llmrun reads 'gpt2' and 'llama'.",
@@ -131,6 +133,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
         prefix_space=prefix_space,
         control=tuple(control),
         user_defined=tuple(user_defined),
+        strip_after=_strip_after(metadata, [*control, *user_defined]),
         unknown=None if unknown_id is None else tokens[unknown_id],
         bos_id=bos_id,
         eos_id=eos_id,
@@ -154,32 +157,58 @@ def _sentencepiece(
     """Pieces as SentencePiece writes them, and the merges they imply, best first."""
     # Runs of spaces are stored as spaces in some files, though pieces write a space as a mark.
     tokens = ["▁" * len(t) if t and not t.strip(" ") else t for t in tokens]
-    if str(metadata.get("general.architecture", "")).startswith("gemma"):
-        # Gemma's scores do not follow its merge order; the order of the pieces does.
-        scores: Sequence[float] = [-float(index) for index in range(len(tokens))]
-    else:
-        scores = _sequence(metadata, "scores", float)
-        if len(scores) != len(tokens):
-            raise _damaged(f"{len(tokens)} tokens but {len(scores)} scores")
-    ids = {token: index for index, token in enumerate(tokens)}
-    merges: list[tuple[float, int, int, int, int, str, str]] = []
-    for index, (piece, kind) in enumerate(zip(tokens, types, strict=True)):
-        if kind == _CONTROL:
-            continue
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in ids and right in ids:
-                order = (-scores[index], -cut, cut - len(piece), ids[left], ids[right])
-                merges.append((*order, left, right))
-    merges.sort()
-    return tokens, [(merge[-2], merge[-1]) for merge in merges]
+    scores = _sequence(metadata, "scores", float)
+    if len(scores) != len(tokens):
+        raise _damaged(f"{len(tokens)} tokens but {len(scores)} scores")
+    return tokens, _recovered_merges(tokens, types, scores)
 
 
-def _prefix_space(metadata: Mapping[str, object]) -> str:
+def _recovered_merges(
+    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every way to join two pieces into a third: best score first, of one score long left first.
+
+    User-defined pieces come before all others; files give them a low score, which means nothing.
+    Control tokens and bytes are not made of pieces.
+    """
+    scores = [
+        0.0 if kind == _USER_DEFINED else score for kind, score in zip(types, scores, strict=True)
+    ]
+    shared = {score for score, count in Counter(scores).items() if count > 1}
+    known = set(tokens)
+    cuts = [range(length - 1, 0, -1) for length in range(max(map(len, tokens)) + 1)]
+    joined = [index for index, kind in enumerate(types) if kind not in (_CONTROL, _BYTE)]
+    joined.sort(key=scores.__getitem__, reverse=True)
+    merges: list[tuple[str, str]] = []
+    groups = groupby(joined, lambda index: scores[index] if scores[index] in shared else None)
+    for score, group in groups:
+        found = [  # the right half is looked up first since most cuts fail there
+            (left, right)
+            for piece in map(tokens.__getitem__, group)
+            for cut in cuts[len(piece)]
+            if (right := piece[cut:]) in known and (left := piece[:cut]) in known
+        ]
+        if score is not None:
+            found.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        merges += found
+    return merges
+
+
+def _prefix_space(metadata: Mapping[str, object], tokens: Sequence[str]) -> str:
     architecture = str(metadata.get("general.architecture", ""))
     if not _flag(metadata, "add_space_prefix", not architecture.startswith("gemma")):
         return "never"
-    return "always" if architecture == "phi3" else "first"
+    is_llama2 = len(tokens) > max(_LLAMA2_PIECES) and all(
+        tokens[index] == piece for index, piece in _LLAMA2_PIECES.items()
+    )
+    return "always" if architecture == "phi3" or is_llama2 else "first"
+
+
+def _strip_after(metadata: Mapping[str, object], tokens: Sequence[str]) -> frozenset[str]:
+    split = metadata.get("tokenizer.ggml.pre", "default")
+    if metadata.get("general.architecture") != "phi3" or split not in _PHI_SPLITS:
+        return frozenset()
+    return frozenset(tokens) - _PHI_NOT_STRIPPING
 
 
 def _eos_ids(
@@ -189,7 +218,12 @@ def _eos_ids(
     n_tokens: int,
 ) -> frozenset[int]:
     named = [_id(metadata, f"{end}_token_id", n_tokens) for end in ("eos", "eot", "eom")]
-    turn_ends = [vocabulary[token] for token in control if token in _TURN_ENDS]
+    ends = _TURN_ENDS
+    if str(metadata.get("tokenizer.ggml.pre")) in ("chatglm-bpe", "glm4"):
+        ends |= _GLM_TURN_ENDS
+    if _HARMONY_END in control:
+        ends -= {_HARMONY_PART_END}
+    turn_ends = [vocabulary[token] for token in control if token in ends]
     return frozenset([*(i for i in named if i is not None), *turn_ends])
 
 

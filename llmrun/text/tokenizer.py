@@ -18,9 +18,10 @@ from llmrun.errors import LlmrunError, ModelFileError, UsageError
 from llmrun.text import limits
 from llmrun.text.decode_input import REPLACEMENT
 from llmrun.text.folder_tokenizer import TokenizerFacts, is_marker, read_facts, read_limited
-from llmrun.text.gguf_tokenizer import GgufVocabulary, Split, read_gguf_vocabulary
+from llmrun.text.gguf_tokenizer import GgufVocabulary, read_gguf_vocabulary
 from llmrun.text.specials import BREAK, Special, Specials
 from llmrun.text.spelling import Spelling, TextStream, read_spelling
+from llmrun.text.splits import Split, Step
 
 # Stands before a span that does not start the text, for tokenizers that put a space before the
 # very first word only. A noncharacter: never part of real text.
@@ -287,22 +288,37 @@ def _gguf_backend(gguf: GgufVocabulary) -> tokenizers.Tokenizer:
         _dress_sentencepiece(backend, gguf.prefix_space)
     else:
         _dress_byte_level(backend, split)
-    backend.add_special_tokens([AddedToken(t, normalized=False) for t in gguf.control])
-    backend.add_tokens([AddedToken(t, normalized=False) for t in gguf.user_defined])
+    added = [
+        [AddedToken(t, normalized=False, rstrip=t in gguf.strip_after) for t in tokens]
+        for tokens in (gguf.control, gguf.user_defined)
+    ]
+    backend.add_special_tokens(added[0])
+    backend.add_tokens(added[1])
     return backend
 
 
 def _dress_byte_level(backend: tokenizers.Tokenizer, split: Split) -> None:
-    if split.nfc:
-        backend.normalizer = normalizers.NFC()
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None)
-    steps: list[pre_tokenizers.PreTokenizer] = [byte_level]
-    if split.pattern is not None:
-        steps.insert(0, pre_tokenizers.Split(tokenizers.Regex(split.pattern), "isolated"))
-    if split.single_digits:
-        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    if split.normal_form is not None:
+        backend.normalizer = getattr(normalizers, split.normal_form)()
+    steps = [_pre_tokenizer(step) for step in split.steps]
+    if Step.GPT2 not in split.steps:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
+
+
+def _pre_tokenizer(step: str | Step) -> pre_tokenizers.PreTokenizer:
+    match step:
+        case Step.GPT2:
+            return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        case Step.EACH_DIGIT:
+            return pre_tokenizers.Digits(individual_digits=True)
+        case Step.DIGIT_RUNS:
+            return pre_tokenizers.Digits(individual_digits=False)
+        case Step.PUNCTUATION_RUNS:
+            return pre_tokenizers.Punctuation("contiguous")
+        case pattern:
+            return pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
 
 
 def _dress_sentencepiece(backend: tokenizers.Tokenizer, prefix_space: str) -> None:

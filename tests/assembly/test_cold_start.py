@@ -25,7 +25,8 @@ RUN = "from llmrun.cli.app import main; main({arguments!r})"
 UP_TO_THE_WEIGHTS = """
 from types import SimpleNamespace
 from llmrun.cli import assemble
-backend = SimpleNamespace(free_bytes=lambda: None, name="none", device="cpu", threads=1, isa=None)
+facts = dict(name="none", device="cpu", threads=1, isa=None)
+backend = SimpleNamespace(free_bytes=lambda: None, widening=lambda kind: 0, **facts)
 assemble.dispatch.bind = lambda device, threads, options: backend
 def weights(*unused): raise SystemExit(7)
 assemble._build = weights

@@ -35,7 +35,11 @@ def mixture(folder: Any, tmp_path: Path) -> Any:
             **{**find(model_type).tiny[number], "vocab_size": 260, **changes}
         )
         out = tmp_path / model_type
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(out)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        with torch.no_grad():
+            for parameter in model.parameters():  # biases start as zeros
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        model.save_pretrained(out)
         for file in folder().glob("tokenizer*"):
             shutil.copy(file, out)
         return out
@@ -47,7 +51,7 @@ def mixture(folder: Any, tmp_path: Path) -> Any:
     ("model_type", "number", "changes", "router"),
     [
         ("mixtral", 0, {}, "layers.1.block_sparse_moe.gate"),
-        ("qwen3_moe", 1, {"moe_intermediate_size": 32}, "layers.3.mlp.gate"),
+        ("qwen3_moe", 1, {}, "layers.3.mlp.gate"),
     ],
 )
 def test_named_experts_are_written_quantized_and_the_router_is_not(

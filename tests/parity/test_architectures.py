@@ -5,13 +5,14 @@ model goes through files: transformers writes a checkpoint, llmrun opens it like
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from llmrun.cli.source import open_source
 from llmrun.engine.cache import KvCache
@@ -74,10 +75,11 @@ def backend(request: pytest.FixtureRequest) -> Any:
 )
 def theirs(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Path]:
     torch.manual_seed(0)
-    tiny = dict(request.param)
+    tiny = deepcopy(dict(request.param))  # transformers writes into what it is given
     config = CONFIG_MAPPING[tiny["model_type"]](**tiny)
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    kind = AutoModelForImageTextToText if "text_config" in tiny else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases too, or a lost one goes unseen
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -1,7 +1,7 @@
 """gpt-oss 20B and 120B: attention sinks, alternating windows, and experts with biases.
 
-Reference: ``GptOssForCausalLM`` in transformers (OpenAI 2025). The experts' SwiGLU is clamped. Their
-matrices lie in stacks with gate and up rows woven: transposed if the numbers are plain, as rows of
+Reference: ``GptOssForCausalLM`` in transformers (OpenAI 2025). Experts have a clamped SwiGLU. Their
+matrices lie in stacks with gate and up woven: transposed if the numbers are plain, as rows of
 output features if they are MXFP4 (tensors ``..._blocks``).
 """
 

@@ -41,6 +41,14 @@ def _is_dense(metadata: Config) -> bool:
 
 _LLAMA = TINY | {"model_type": MODEL_TYPE}
 
+
+def _rotated(rope_type: str, **numbers: object) -> dict[str, object]:
+    rope = {"rope_type": rope_type, "rope_theta": 10_000.0}
+    return _LLAMA | {"rope_parameters": rope | numbers}
+
+
+_SHORT = [1.0, 1.1, 1.3, 1.7, 2.2, 2.9, 3.5, 4.1]
+
 ARCH = Architecture(
     model_type=MODEL_TYPE,
     class_names=("LlamaForCausalLM",),
@@ -49,17 +57,30 @@ ARCH = Architecture(
         _LLAMA,
         _LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
         _LLAMA | {"head_dim": 24, "num_key_value_heads": 1},
-        _LLAMA
-        | {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10_000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
+        _rotated(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+        _rotated("linear", factor=4.0),
+        _rotated("dynamic", factor=2.0),
+        _rotated("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0),
+        _rotated(
+            "yarn",
+            factor=2.0,
+            original_max_position_embeddings=32,
+            attention_factor=0.8,
+            truncate=False,
+        ),
+        _rotated(
+            "longrope",
+            factor=2.0,
+            original_max_position_embeddings=32,
+            short_factor=_SHORT,
+            long_factor=[8 * factor for factor in _SHORT],
+        ),
     ),
     gguf=GgufForm("llama", _gguf_config, interleaved=True, applies=_is_dense),
 )

@@ -17,6 +17,9 @@ MODEL_TYPE = "phi3"
 TRAINED = {"original_max_position_embeddings": 4096}
 """The default of a key that counts more than the one of the same name in ``rope_parameters``."""
 
+WINDOW_OF_4K = 2047
+"""The window of the models with a context of 4096; their first GGUF files lack the key."""
+
 FUSED_QKV = Place(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
 FUSED_MLP = Place(("mlp.gate_proj", "mlp.up_proj"))
 
@@ -38,7 +41,7 @@ def _gguf_config(file: GgufFile) -> dict[str, object]:
     config = common_config(file, MODEL_TYPE) | read_windows(file, {})
     file.move(config, {"rope.scaling.original_context_length": "original_max_position_embeddings"})
     if "phi3.attention.sliding_window" not in file.metadata and file.take("context_length") == 4096:
-        config["sliding_window"] = 2047  # what the models of 4k have; their first files lack the key
+        config["sliding_window"] = WINDOW_OF_4K
     return config
 
 

@@ -42,6 +42,9 @@ def spec(config: Config) -> DecoderSpec:
     step = reader.integer("decoder_sparse_step", 1)
     without = {layer for layer in range(n_layers) if (layer + 1) % step}
     without.update(reader.counts("mlp_only_layers"))
+    reader.pinned("qkv_bias", False)  # this and the next two: in the Coder models' configs
+    reader.pinned("use_qk_norm", True)
+    reader.pinned("shared_expert_intermediate_size", 0)
     reader.finish(MIXTURE_HARMLESS)
     result = windowed(with_mixture(dense, mixture, without), [window] * n_layers)
     return replace(result, qkv_bias=bias, output_bias=bias, qk_norm="head")
@@ -77,17 +80,13 @@ ARCH = Architecture(
             "num_hidden_layers": 4,
             "decoder_sparse_step": 2,
             "mlp_only_layers": [1],
+            "moe_intermediate_size": 128,
+            "intermediate_size": 32,
             "norm_topk_prob": False,
-            "tie_word_embeddings": True,
-        },
-        _QWEN3_MOE
-        | {
             "attention_bias": True,
             "use_sliding_window": True,
             "sliding_window": 20,
-            "moe_intermediate_size": 128,
-            "intermediate_size": 32,
-            "mlp_only_layers": [0],
+            "tie_word_embeddings": True,
         },
     ),
     layout=Layout(places=STACKED),

@@ -1,6 +1,7 @@
 """Products with dense and table weights: one sum in column order, whatever the instruction set."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,3 +102,22 @@ def test_columns_are_added_in_order(cpu: CpuBackend, fill: Fill, read: Read) -> 
     x = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0 - 2.0**-23]])
     got = product(cpu, Dense(host(weight, DType.F32)), x, fill, read)
     assert float(got[0, 0]) == -(2.0**-46)
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F32], ids=["bf16", "f32"])
+def test_scales_far_beyond_f16_keep_their_value(
+    cpu: CpuBackend, fill: Fill, read: Read, dtype: DType
+) -> None:
+    # MXFP4: powers of two as scales, of which f16 has a few dozen.
+    exponents = torch.arange(-126, 33)
+    scales = (2.0**exponents).unsqueeze(1).repeat(1, 2)
+    form = table(len(exponents), 64, 32, DType.F32)
+    form = replace(form, scales=host(scales.to(TORCH[dtype]), dtype))
+    x = randn(MOST_TOKENS, 64, seed=6)
+    want = torch.empty(MOST_TOKENS, len(exponents))
+    TorchBackend("cpu", 1).weight(form).multiply(x, want)
+    for tokens in (1, MOST_TOKENS):
+        got = product(cpu, form, x[:tokens], fill, read)
+        # Relative to each row; the smallest weights are subnormal and count as 0.
+        unit = (2.0**exponents) * 64
+        assert ((got - want[:tokens]).abs() <= 1e-5 * unit + 2.0**-120).all()

@@ -1,6 +1,7 @@
 """``moe_add`` against the reference, and against the backend's own ops one expert at a time."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -27,22 +28,32 @@ def host(values: torch.Tensor, dtype: DType = DType.F32) -> HostArray:
     return HostArray(dtype, tuple(values.shape), memoryview(bytearray(raw)))
 
 
+FORMS = ("f32", "bf16", "int4", "int8", "int8 g16", "lut4", "mxfp4")
+MXFP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6)
+
+
 def form(kind: str, n: int, k: int, seed: int) -> Form:
-    """A random weight whose entries are about 0.3 in size."""
+    """A random weight whose entries are about 0.3 in size; ``mixed``: in one of FORMS by seed."""
+    if kind == "mixed":
+        return form(FORMS[seed % len(FORMS)], n, k, seed)
     if kind == "f32":
         return Dense(host(randn(n, k, seed=seed) * 0.3))
     if kind == "bf16":
         return Dense(host((randn(n, k, seed=seed) * 0.3).bfloat16(), DType.BF16))
-    bits = 8 if kind == "int8" else 4
+    bits, group = 8 if kind.startswith("int8") else 4, 16 if kind.endswith("g16") else 32
     generator = torch.Generator().manual_seed(seed)
     raw = torch.randint(256, (n, k * bits // 8), generator=generator).to(torch.uint8)
-    scales = host((randn(n, k // 32, seed=seed + 1).abs() * 2.0**-bits).half(), DType.F16)
+    sizes = randn(n, k // group, seed=seed + 1).abs()
+    if kind == "mxfp4":
+        scales = host((2.0 ** (sizes - 4).round()).bfloat16(), DType.BF16)
+        return Lut16(32, host(raw, DType.U8), host(torch.tensor(MXFP4)), scales, (n, k))
+    scales = host((sizes * 2.0**-bits).half(), DType.F16)
     if kind == "lut4":
         return Lut16(32, host(raw, DType.U8), host(torch.linspace(-8, 8, 16)), scales, (n, k))
-    return GroupInt(bits, 32, host(raw, DType.U8), scales, None, (n, k))
+    return GroupInt(bits, group, host(raw, DType.U8), scales, None, (n, k))
 
 
-def mixture(backend: Backend, kind: str) -> tuple[Linear, list[Expert]]:
+def mixture(backend: Backend, kind: str, n_experts: int = N_EXPERTS) -> tuple[Linear, list[Expert]]:
     def linear(n: int, k: int, seed: int) -> Linear:
         held = backend.weight(form(kind, n, k, seed))
         return Linear(held, backend.vector(host(randn(n, seed=seed + 500) * 0.1)))
@@ -50,26 +61,33 @@ def mixture(backend: Backend, kind: str) -> tuple[Linear, list[Expert]]:
     experts = [
         Expert(linear(INNER, WIDTH, 10 * e), linear(INNER, WIDTH, 10 * e + 3),
                linear(WIDTH, INNER, 10 * e + 6))
-        for e in range(N_EXPERTS)
+        for e in range(n_experts)
     ]  # fmt: skip
-    return linear(N_EXPERTS, WIDTH, 900), experts
+    router = backend.weight(form("f32" if kind == "mixed" else kind, n_experts, WIDTH, 900))
+    return Linear(router, backend.vector(host(randn(n_experts, seed=1400) * 0.1))), experts
 
 
 def added(
-    cpu: CpuBackend, fill: Fill, read: Read, kind: str, n_tokens: int, normalize: bool
+    cpu: CpuBackend,
+    fill: Fill,
+    read: Read,
+    kind: str,
+    n_tokens: int,
+    normalize: bool,
+    activation: str = "silu",
 ) -> torch.Tensor:
     router, experts = mixture(cpu, kind)  # type: ignore[arg-type]
     h = fill(cpu.empty((n_tokens, WIDTH)), randn(n_tokens, WIDTH, seed=1))
     step = cpu.step(n_tokens)
     step.set([0] * n_tokens, [Span(0, 0, n_tokens, 0)], [])
     norm = Norm(cpu.vector(host(randn(WIDTH, seed=2))), EPS)
-    cpu.moe_add(step, h, norm, router, experts, TOP_K, normalize, "silu")
+    cpu.moe_add(step, h, norm, router, experts, TOP_K, normalize, activation)
     return read(h)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 50])
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("kind", ["f32", "bf16", "lut4", "int8"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "lut4", "mxfp4", "int8"])
 def test_the_sum_of_experts_is_that_of_the_reference(
     cpu: CpuBackend, fill: Fill, read: Read, kind: str, normalize: bool, n_tokens: int
 ) -> None:
@@ -86,11 +104,33 @@ def test_the_sum_of_experts_is_that_of_the_reference(
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("n_tokens", [1, 9, 50])
-def test_quantized_experts_equal_the_backend_s_own_linears(
-    cpu: CpuBackend, fill: Fill, read: Read, n_tokens: int
+@pytest.mark.parametrize(("n_experts", "top_k"), [(8, 8), (16, 4), (128, 1)])
+@pytest.mark.parametrize("n_tokens", [1, 300])
+def test_few_and_many_experts(
+    cpu: CpuBackend, fill: Fill, read: Read, n_tokens: int, n_experts: int, top_k: int
 ) -> None:
-    router, experts = mixture(cpu, "int4")  # type: ignore[arg-type]
+    start, gamma = randn(n_tokens, WIDTH, seed=1), host(randn(WIDTH, seed=2))
+    plain: Any = TorchBackend("cpu", 1)
+    sides: tuple[Any, ...] = (cpu, plain)
+    results = []
+    for side in sides:
+        router, experts = mixture(side, "mxfp4", n_experts)
+        step, h = side.step(n_tokens), start.clone()
+        if side is cpu:
+            h = fill(cpu.empty((n_tokens, WIDTH)), start)
+        step.set([0] * n_tokens, [Span(0, 0, n_tokens, 0)], [])
+        norm = Norm(side.vector(gamma), EPS)
+        side.moe_add(step, h, norm, router, experts, top_k, True, "swiglu_clamped", 0.5)
+        results.append(read(h) if side is cpu else h)
+    torch.testing.assert_close(*results, rtol=2e-5, atol=2e-5 * float(results[1].abs().max()))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9, 50])
+@pytest.mark.parametrize(("kind", "activation"), [("int4", "silu"), ("mixed", "swiglu_clamped")])
+def test_quantized_experts_equal_the_backend_s_own_linears(
+    cpu: CpuBackend, fill: Fill, read: Read, n_tokens: int, kind: str, activation: str
+) -> None:
+    router, experts = mixture(cpu, kind)  # type: ignore[arg-type]
     start = randn(n_tokens, WIDTH, seed=1)
     h = fill(cpu.empty((n_tokens, WIDTH)), start)
     step = cpu.step(n_tokens)
@@ -104,16 +144,16 @@ def test_quantized_experts_equal_the_backend_s_own_linears(
     for number, expert in enumerate(experts):
         inner = cpu.empty((n_tokens, INNER))
         out = fill(cpu.empty((n_tokens, WIDTH)), torch.zeros(n_tokens, WIDTH))
-        cpu.norm_gate_up(step, h, norm, expert.gate, expert.up, "silu", inner)
+        cpu.norm_gate_up(step, h, norm, expert.gate, expert.up, activation, inner)
         cpu.linear_add(step, inner, expert.down, None, out)
         chosen = (best == number).any(-1, keepdim=True)
         want += read(out) * torch.where(chosen, probabilities[:, number, None], torch.zeros(()))
-    got = added(cpu, fill, read, "int4", n_tokens, normalize=False)
+    got = added(cpu, fill, read, kind, n_tokens, normalize=False, activation=activation)
     # Only the softmax may differ by roundings: linears have the same bits at every width.
     torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-6 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("kind", ["f32", "int4", "int8"])
+@pytest.mark.parametrize("kind", ["f32", "int4", "int8", "mixed"])
 def test_the_number_of_threads_changes_no_bit(isa: str, fill: Fill, read: Read, kind: str) -> None:
     one, two, three = (
         added(CpuBackend(n, isa=isa, huge_pages=False), fill, read, kind, 40, normalize=True)

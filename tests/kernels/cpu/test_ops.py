@@ -12,7 +12,7 @@ import torch
 
 from llmrun.kernels.cpu.arrays import CpuArray
 from llmrun.kernels.cpu.backend import CpuBackend
-from llmrun.kernels.forms import Dense
+from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.host import DType, HostArray
 from llmrun.kernels.ops import Attention, Expert, Heads, Linear, Norm, Rope, Span
 from llmrun.kernels.reference.backend import TorchBackend
@@ -51,9 +51,12 @@ class Both:
         pairs = [(s.weight(form), s.vector(add) if bias else None) for s in self.sides]
         return Linear(*pairs[0]), Linear(*pairs[1])
 
-    def norm(self, n: int, seed: int, offset: float = 0.0) -> tuple[Norm, Norm]:
-        gamma = host(randn(n, seed=seed))
-        made = [Norm(side.vector(gamma), 1e-5, offset) for side in self.sides]
+    def norm(self, n: int, seed: int, *, beta: bool = False, **more: Any) -> tuple[Norm, Norm]:
+        gamma, last = host(randn(n, seed=seed)), host(randn(n, seed=seed + 1))
+        made = [
+            Norm(side.vector(gamma), 1e-5, beta=side.vector(last) if beta else None, **more)
+            for side in self.sides
+        ]
         return made[0], made[1]
 
     def step(
@@ -97,45 +100,139 @@ def test_embed(both: Both, n: int) -> None:
     both.same(h, n, 0)
 
 
+NORMS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "rms": {"offset": 1.0},
+    "rms beta": {"offset": 1.0, "beta": True},
+    "layer": {"centered": True},
+    "layer beta": {"centered": True, "beta": True},
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("n", TOKENS)
-def test_norm_linear(both: Both, n: int) -> None:
-    h, y = both.array(MAX_TOKENS, 48, seed=1, rows=n), both.array(MAX_TOKENS, 57, seed=2, rows=1)
-    norm = both.norm(48, seed=3, offset=1.0)
-    linears = [both.linear(rows, 48, seed=rows, bias=rows == 33) for rows in (33, 12, 12)]
+def test_norm_linear(both: Both, n: int, kind: str) -> None:
+    width = 109  # ends within a vector of every instruction set
+    h, y = both.array(MAX_TOKENS, width, seed=1, rows=n), both.array(MAX_TOKENS, 57, seed=2, rows=1)
+    for part in h:
+        moved = (both.read(part) if isinstance(part, CpuArray) else part) + 3.0
+        both.fill(part, moved) if isinstance(part, CpuArray) else part.copy_(moved)
+    attributes = NORMS[kind]
+    norm = (None, None) if attributes is None else both.norm(width, seed=3, **attributes)
+    linears = [both.linear(rows, width, seed=rows, bias=rows == 33) for rows in (33, 12, 12)]
     for i, (side, step) in enumerate(zip(both.sides, both.step(one(n)), strict=True)):
         side.norm_linear(step, h[i], norm[i], [pair[i] for pair in linears], y[i])
     both.same(y, n)
 
 
-@pytest.mark.parametrize("post", [False, True])
+@pytest.mark.parametrize(
+    ("post", "scale"), [("none", 1.0), ("none", 0.22), ("rms", 1.0), ("layer beta", 0.22)]
+)
 @pytest.mark.parametrize("n", TOKENS)
-def test_linear_add(both: Both, n: int, post: bool) -> None:
-    x, h = both.array(MAX_TOKENS, 64, seed=1, rows=n), both.array(MAX_TOKENS, 40, seed=2, rows=n)
-    linear, norm = both.linear(40, 64, seed=3, bias=True), both.norm(40, seed=5)
+def test_linear_add(both: Both, n: int, post: str, scale: float) -> None:
+    x, h = both.array(MAX_TOKENS, 64, seed=1, rows=n), both.array(MAX_TOKENS, 43, seed=2, rows=n)
+    attributes = NORMS[post]
+    linear = both.linear(43, 64, seed=3, bias=True)
+    norm = (None, None) if attributes is None else both.norm(43, seed=5, **attributes)
     for i, (side, step) in enumerate(zip(both.sides, both.step(one(n)), strict=True)):
-        side.linear_add(step, x[i], linear[i], norm[i] if post else None, h[i])
+        side.linear_add(step, x[i], linear[i], norm[i], h[i], scale)
     both.same(h, n)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("activation", "gated", "normed"),
+    [
+        ("silu", True, True),
+        ("gelu_tanh", True, False),
+        ("swiglu_clamped", True, True),
+        ("silu", False, False),
+        ("gelu_tanh", False, True),
+    ],
+)
 @pytest.mark.parametrize("n", TOKENS)
-def test_norm_gate_up(both: Both, n: int, activation: str) -> None:
-    h, a = both.array(MAX_TOKENS, 48, seed=1, rows=n), both.array(MAX_TOKENS, 72, seed=2, rows=1)
-    norm = both.norm(48, seed=3)
-    gate, up = both.linear(72, 48, seed=4, bias=True), both.linear(72, 48, seed=6)
+def test_norm_gate_up(both: Both, n: int, activation: str, gated: bool, normed: bool) -> None:
+    h, a = both.array(MAX_TOKENS, 48, seed=1, rows=n), both.array(MAX_TOKENS, 75, seed=2, rows=1)
+    norm = both.norm(48, seed=3, offset=4.0) if normed else (None, None)  # so that clamps are met
+    gate = both.linear(75, 48, seed=4, bias=True) if gated else (None, None)
+    up = both.linear(75, 48, seed=6, bias=not gated)
     for i, (side, step) in enumerate(zip(both.sides, both.step(one(n)), strict=True)):
         side.norm_gate_up(step, h[i], norm[i], gate[i], up[i], activation, a[i])
     both.same(a, n)
 
 
+def test_the_clamped_activation_needs_a_gate(both: Both) -> None:
+    (h, _), (a, _) = both.array(2, 48, seed=1), both.array(2, 75, seed=2)
+    up, _ = both.linear(75, 48, seed=6)
+    with pytest.raises(ValueError, match="swiglu_clamped"):
+        both.cpu.norm_gate_up(both.cpu.step(2), h, None, None, up, "swiglu_clamped", a)
+
+
+def test_the_clamped_activation_keeps_nan(both: Both) -> None:
+    (h, _), (a, _) = both.array(3, 48, seed=1), both.array(3, 75, seed=2)
+    both.fill(h, torch.cat((randn(48), torch.full((48,), torch.nan), 1e4 * randn(48))))
+    (gate, _), (up, _) = both.linear(75, 48, seed=4), both.linear(75, 48, seed=6)
+    step, _ = both.step(one(3))
+    both.cpu.norm_gate_up(step, h, None, gate, up, "swiglu_clamped", a)
+    got = both.read(a)
+    assert got[1].isnan().all()
+    assert got[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "softcap"),
+    [("rms", 1.0, None), ("rms", 0.25, None), ("layer beta", 1.0, 2.0), ("rms", 0.25, 0.5)],
+)
 @pytest.mark.parametrize("n_rows", [1, 3, 16])
-def test_norm_head(both: Both, n_rows: int) -> None:
+def test_norm_head(both: Both, n_rows: int, kind: str, scale: float, softcap: float | None) -> None:
     h, logits = both.array(MAX_TOKENS, 48, seed=1), both.array(16, 100, seed=2, rows=1)
-    norm, head = both.norm(48, seed=3), both.linear(100, 48, seed=4)
+    norm, head = both.norm(48, seed=3, **NORMS[kind] or {}), both.linear(100, 48, seed=4)
     rows = [(5 * i) % 40 for i in range(n_rows)]
     for i, (side, step) in enumerate(zip(both.sides, both.step(one(40), rows), strict=True)):
-        side.norm_head(step, h[i], norm[i], head[i], 0.25, logits[i])
+        side.norm_head(step, h[i], norm[i], head[i], scale, logits[i], softcap)
     both.same(logits, n_rows)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("n", [1, 40])
+def test_large_activations_without_a_norm(both: Both, n: int, kind: str) -> None:
+    # A residual stream of Gemma has values in the thousands, and single ones far above.
+    bits = int(kind[3:])
+    width = 128 * bits // 8
+    raw = torch.randint(256, (40, width), dtype=torch.uint8).numpy().tobytes()
+    codes = HostArray(DType.U8, (40, width), memoryview(bytearray(raw)))
+    form = GroupInt(bits, 32, codes, host(0.5 + randn(40, 4).abs()), None, (40, 128))
+    values = 1e4 * randn(n, 128, seed=1)
+    values[:, 5] = 3e6
+    y = both.array(n, 40, seed=2)
+    for i, (side, step) in enumerate(zip(both.sides, both.step(one(n)), strict=True)):
+        h = both.fill(side.empty((n, 128)), values) if i == 0 else values
+        side.norm_linear(step, h, None, [Linear(side.weight(form))], y[i])
+    both.same(y, n, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_freq"), [("none", 1), ("head", 3), ("whole", 12), ("none", 40)]
+)
+@pytest.mark.parametrize("n", [1, 30])
+def test_rope_append(both: Both, n: int, kind: str, n_freq: int) -> None:
+    heads = Heads(6, 3, 80)
+    kv = [side.kv_layer(1, 64, heads, "f32") for side in both.sides]
+    rope = Rope(tuple(0.7**i for i in range(n_freq)), attention_factor=1.2)
+    norms: list[Any] = [(None, None), (None, None)]
+    if kind != "none":
+        whole = kind == "whole"
+        sizes = (heads.n_heads * 80, heads.n_kv_heads * 80) if whole else (80, 80)
+        norms = [both.norm(size, seed=size, whole=whole, offset=0.5, beta=True) for size in sizes]
+    o = both.array(MAX_TOKENS, heads.n_heads * 80, seed=2, rows=1)
+    for count, position in ((20, 0), (n, 20)):
+        y = both.array(MAX_TOKENS, 12 * 80, seed=position, rows=count)
+        steps = both.step(one(count, position))
+        for i, (side, step) in enumerate(zip(both.sides, steps, strict=True)):
+            side.rope_append(step, y[i], heads, rope, norms[0][i], norms[1][i], kv[i])
+        both.same(y, count)
+    for i, (side, step) in enumerate(zip(both.sides, both.step(one(n, 20)), strict=True)):
+        side.attend(step, y[i], Attention(heads, 0.1), kv[i], o[i])
+    both.same(o, n)
 
 
 SPANS = {
@@ -153,6 +250,12 @@ HEADS = {
     "g7": Heads(7, 1, 128),
     "wide": Heads(2, 1, 256),
 }
+RARE_HEADS = {
+    "24": Heads(6, 6, 24),
+    "96": Heads(10, 2, 96),
+    "g16": Heads(16, 1, 72),
+    "512": Heads(3, 1, 512),
+}
 
 
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
@@ -161,19 +264,32 @@ HEADS = {
 def test_attention_with_its_cache(
     both: Both, spans: list[Span], heads: Heads, variant: str
 ) -> None:
+    check_attention(both, spans, heads, [variant])
+
+
+@pytest.mark.parametrize("name", ["draft", "mixed"])
+@pytest.mark.parametrize("heads", RARE_HEADS.values(), ids=RARE_HEADS)
+@pytest.mark.parametrize("variants", [["f16"], ["window", "softcap", "sinks"]], ids=["f16", "all"])
+def test_attention_of_rare_heads(both: Both, name: str, heads: Heads, variants: list[str]) -> None:
+    check_attention(both, SPANS[name], heads, variants)
+
+
+def check_attention(both: Both, spans: list[Span], heads: Heads, variants: Sequence[str]) -> None:
     n = sum(span.count for span in spans)
     width = (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim
-    kv = [side.kv_layer(3, 400, heads, "f16" if variant == "f16" else "f32") for side in both.sides]
-    rope = Rope(tuple(10000.0 ** (-2 * i / 64) for i in range(24)), attention_factor=1.1)
-    norms = both.norm(heads.head_dim, seed=8) if variant == "window" else (None, None)
+    form = "f16" if "f16" in variants else "f32"
+    kv = [side.kv_layer(3, 400, heads, form) for side in both.sides]
+    n_freq = min(24, heads.head_dim // 2)
+    rope = Rope(tuple(10000.0 ** (-2 * i / 64) for i in range(n_freq)), attention_factor=1.1)
+    norms = both.norm(heads.head_dim, seed=8) if "window" in variants else (None, None)
     sinks = [side.vector(host(randn(heads.n_heads, seed=9))) for side in both.sides]
     attention = [
         Attention(
             heads,
             heads.head_dim**-0.5,
-            window=100 if variant == "window" else None,
-            softcap=3.0 if variant == "softcap" else None,
-            sinks=sink if variant == "sinks" else None,
+            window=100 if "window" in variants else None,
+            softcap=3.0 if "softcap" in variants else None,
+            sinks=sink if "sinks" in variants else None,
         )
         for sink in sinks
     ]
@@ -192,25 +308,28 @@ def test_attention_with_its_cache(
     for i, (side, step) in enumerate(zip(both.sides, both.step(spans), strict=True)):
         side.rope_append(step, y[i], heads, rope, norms[i], norms[i], kv[i])
         side.attend(step, y[i], attention[i], kv[i], o[i])
-    both.same(o, n, 5e-4 if variant == "f16" else 2e-5)
+    both.same(o, n, 5e-4 if form == "f16" else 2e-5)
 
 
+@pytest.mark.parametrize("activation", ["silu", "swiglu_clamped"])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("n", TOKENS)
-def test_moe_add(both: Both, n: int, normalize: bool) -> None:
-    h, norm = both.array(MAX_TOKENS, 32, seed=1, rows=n), both.norm(32, seed=2)
-    router = both.linear(8, 32, seed=3)
+def test_moe_add(both: Both, n: int, normalize: bool, activation: str) -> None:
+    rare = activation != "silu"
+    h, norm = both.array(MAX_TOKENS, 33, seed=1, rows=n), both.norm(33, seed=2, offset=4.0 * rare)
+    router = both.linear(8, 33, seed=3, bias=rare)
     parts = [
         [
-            both.linear(48, 32, seed=10 + e),
-            both.linear(48, 32, seed=30 + e),
-            both.linear(32, 48, seed=50 + e),
+            both.linear(50, 33, seed=10 + e, bias=rare),
+            both.linear(50, 33, seed=30 + e, bias=rare),
+            both.linear(33, 50, seed=50 + e, bias=rare),
         ]
         for e in range(8)
     ]
     for i, (side, step) in enumerate(zip(both.sides, both.step(one(n)), strict=True)):
         experts = [Expert(*(part[i] for part in expert)) for expert in parts]
-        side.moe_add(step, h[i], norm[i], router[i], experts, 2, normalize, "silu")
+        scale = 0.3 if rare else 1.0
+        side.moe_add(step, h[i], norm[i], router[i], experts, 2, normalize, activation, scale)
     both.same(h, n)
 
 

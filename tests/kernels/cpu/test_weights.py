@@ -1,11 +1,12 @@
 """Packing: every column of every row in its place in the panel, wherever the rows come from."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from llmrun.errors import ModelFileError
+from llmrun.errors import ModelFileError, UnavailableError
 from llmrun.kernels.cpu import abi, weights
 from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.cpu.memory import Arena
@@ -48,11 +49,12 @@ def memory(address: int, dtype: type, *shape: int) -> np.ndarray:
 
 
 def levels(form: GroupInt | Lut16) -> np.ndarray:
-    """Codes u8 [N, K]."""
+    """Codes u8 [N, K] as they are packed: those of four bits in groups of 16 are widened."""
     codes = np.frombuffer(form.codes.data, np.uint8).reshape(form.shape[0], -1)
     if isinstance(form, GroupInt) and form.bits == 8:
         return codes
-    return np.stack((codes & 15, codes >> 4), -1).reshape(form.shape)
+    codes = np.stack((codes & 15, codes >> 4), -1).reshape(form.shape)
+    return codes + (120 if form.group == 16 and form.arrays.get("mins") is None else 0)
 
 
 def unpacked(weight: CpuWeight) -> np.ndarray:
@@ -127,11 +129,13 @@ def test_dense(dtype: DType) -> None:
     assert np.array_equal(panels.transpose(0, 2, 1).reshape(48, 48)[:37], values)
 
 
-def blocks_of(kind: str, n: int, k: int, *, exact: bool = False) -> GroupInt:
+def blocks_of(kind: str, n: int, k: int, *, exact: bool = False) -> GroupInt | Lut16:
     stored = BLOCK_TYPES[kind]
     blocks = RNG.integers(0, 256, (n * k // stored.weights, stored.nbytes), np.uint8)
-    for at in (0, 2, stored.nbytes - 2):  # wherever the f16 numbers are: small ones
+    for at in (0, 2, stored.nbytes - 4, stored.nbytes - 2):  # wherever f16 numbers are: small ones
         blocks[:, at + 1] = 0x20
+    if kind == "MXFP4":
+        blocks[:, 0] = RNG.integers(100, 140, len(blocks))
     raw = HostArray(DType.U8, (blocks.size,), memoryview(bytearray(blocks.tobytes())))
     return unblock(kind, raw, (n, k), lambda form: ModelFileError("damaged"), exact=exact)
 
@@ -142,20 +146,51 @@ def test_blocks_are_packed_like_the_form_they_stand_for(kind: str, ordered: bool
     form: Form = blocks_of(kind, 40, 512)
     if ordered:
         form = rows(rows(form, RNG.permutation(40).tolist()), range(3, 40))
-    assert isinstance(form, GroupInt)
+    assert isinstance(form, GroupInt | Lut16)
     assert form.blocks is not None
-    if (form.bits, form.group) == (4, 16):
-        pytest.skip("not served")
     weight, _first = packed(form)
     assert "data" not in vars(form.codes)  # nobody has looked at the arrays
     assert_packed(form, weight)
-    plain = GroupInt(form.bits, form.group, form.codes, form.scales, form.mins, form.shape)
-    weight, _arena = packed(plain)
+    weight, _arena = packed(replace(form, blocks=None))
     assert_packed(form, weight)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("mins", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16), (17, 48), (50, 176), (33, 4096)])
+def test_four_bits_in_groups_of_16_are_widened(
+    shape: tuple[int, int], mins: bool, threads: int
+) -> None:
+    form = group_int(4, 16, shape, mins)
+    weight, _arena = packed(form, threads)
+    assert weight.native.kind == abi.W8
+    assert weight.kind == ("int8 g16 +min" if mins else "int8 g16")
+    assert weight.nbytes == weight.native.panels * 16 * shape[1] * (10 if mins else 9) // 8
+    assert_packed(form, weight)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K"])
+def test_widened_weights_multiply_as_before(kind: str) -> None:
+    # What is packed weighs, number by number, what the form does.
+    form = blocks_of(kind, 20, 256)
+    assert isinstance(form, GroupInt)
+    weight, _arena = packed(form)
+    codes = np.frombuffer(form.codes.data, np.uint8)
+    u = np.stack((codes & 15, codes >> 4), -1).reshape(form.shape).astype(int)
+    wide = unpacked(weight)[:20].astype(int)
+    assert np.array_equal(wide - 128, u - 8) if form.mins is None else np.array_equal(wide, u)
+
+
+def test_tables_in_groups_of_16_are_refused() -> None:
+    form = group_int(4, 16, (4, 32), mins=False)
+    table = HostArray(DType.F32, (16,), memoryview(bytearray(64)))
+    with pytest.raises(UnavailableError, match="groups of 32 columns or more"):
+        packed(Lut16(16, form.codes, table, form.scales, form.shape))
 
 
 def test_exact_blocks() -> None:
     form = blocks_of("Q4_K", 17, 256, exact=True)
+    assert isinstance(form, GroupInt)
     weight, _arena = packed(form)
     assert weight.native.type == abi.F32
     assert form.mins is not None
@@ -163,10 +198,13 @@ def test_exact_blocks() -> None:
     assert found[:17].tobytes() == bytes(form.mins.data)
 
 
-def test_blocks_that_are_not_finite_are_refused() -> None:
-    good, bad = blocks_of("Q8_0", 64, 64), blocks_of("Q8_0", 64, 64)
+@pytest.mark.parametrize(
+    ("kind", "at", "value"), [("Q8_0", 1, 0x7C), ("MXFP4", 0, 0xFF), ("IQ4_NL", 1, 0x7C)]
+)
+def test_blocks_that_are_not_finite_are_refused(kind: str, at: int, value: int) -> None:
+    good, bad = blocks_of(kind, 64, 64), blocks_of(kind, 64, 64)
     assert bad.blocks is not None
-    bad.blocks.raw.data[63 * 68 + 1] = 0x7C
+    bad.blocks.raw.data[63 * 2 * BLOCK_TYPES[kind].nbytes + at] = value
     packer = Packer(Arena(huge=False), 2)
     for form in (good, bad, good):
         packer.add(form)

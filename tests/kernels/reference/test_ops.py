@@ -60,16 +60,60 @@ def test_norm_offset_adds_one(backend: Backend) -> None:
     torch.testing.assert_close(y.double(), normed(x, gamma + 1), rtol=1e-5, atol=1e-5)
 
 
-def test_linear_add_with_and_without_post_norm(backend: Backend) -> None:
+@pytest.mark.parametrize("beta", [None, randn(16, seed=3)], ids=["", "beta"])
+def test_a_centered_norm_is_layer_norm(backend: Backend, beta: torch.Tensor | None) -> None:
+    x, gamma, y = randn(3, 16) + 2, randn(16, seed=1), torch.empty(3, 16)
+    norm = Norm(gamma, 1e-3, centered=True, beta=beta)
+    backend.norm_linear(one_span(backend, 3), x, norm, [linear(backend, torch.eye(16))], y)
+    want = functional.layer_norm(
+        x.double(), (16,), gamma.double(), None if beta is None else beta.double(), 1e-3
+    )
+    torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_beta_is_added_behind_the_offset(backend: Backend) -> None:
+    x, gamma, beta, y = randn(3, 16), randn(16, seed=1), randn(16, seed=2), torch.empty(3, 16)
+    norm = Norm(gamma, 1e-6, offset=1.0, beta=beta)
+    backend.norm_linear(one_span(backend, 3), x, norm, [linear(backend, torch.eye(16))], y)
+    want = normed(x, gamma + 1) + beta.double()
+    torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_norm_h_is_taken_as_it_is(backend: Backend) -> None:
+    x, weight, y, a = randn(3, 16), randn(8, 16, seed=1), torch.empty(3, 8), torch.empty(3, 8)
+    held, step = linear(backend, weight), one_span(backend, 3)
+    product = x.double() @ weight.double().t()
+    backend.norm_linear(step, x, None, [held], y)
+    torch.testing.assert_close(y.double(), product, rtol=1e-5, atol=1e-5)
+    backend.norm_gate_up(step, x, None, held, held, "silu", a)
+    want = product / (1 + torch.exp(-product)) * product
+    torch.testing.assert_close(a.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_linear_add_with_and_without_post_norm(backend: Backend, scale: float) -> None:
     x, weight, h, gamma = randn(5, 32), randn(16, 32, seed=1), randn(5, 16, seed=2), randn(16)
     product = x.double() @ weight.double().t()
     for norm, want in ((None, product), (Norm(gamma, 1e-6), normed(product, gamma))):
         out = h.clone()
-        backend.linear_add(one_span(backend, 5), x, linear(backend, weight), norm, out)
-        torch.testing.assert_close(out.double(), h.double() + want, rtol=1e-5, atol=1e-5)
+        backend.linear_add(one_span(backend, 5), x, linear(backend, weight), norm, out, scale)
+        torch.testing.assert_close(out.double(), h.double() + scale * want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation == "silu":
+        return x / (1 + torch.exp(-x))
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The activation of gpt-oss: gate at most 7, up in [-7, 7], a slope of 1.702."""
+    g = torch.minimum(gate, torch.tensor(7.0))
+    u = torch.maximum(torch.minimum(up, torch.tensor(7.0)), torch.tensor(-7.0))
+    return g / (1 + torch.exp(-1.702 * g)) * (u + 1)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped"])
 def test_norm_gate_up(backend: Backend, activation: str) -> None:
     x, gamma = randn(7, 32), randn(32, seed=1)
     gate, up = randn(24, 32, seed=2), randn(24, 32, seed=3)
@@ -79,11 +123,65 @@ def test_norm_gate_up(backend: Backend, activation: str) -> None:
         activation, a,
     )  # fmt: skip
     g, u = normed(x, gamma) @ gate.double().t(), normed(x, gamma) @ up.double().t()
-    if activation == "silu":
-        want = g / (1 + torch.exp(-g)) * u
-    else:
-        want = 0.5 * g * (1 + torch.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u
+    assert g.max() > 7  # the clamps are met
+    assert u.abs().max() > 7
+    want = clamped(g, u) if activation == "swiglu_clamped" else activated(g, activation) * u
     torch.testing.assert_close(a[:7].double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_without_a_gate_up_is_activated(backend: Backend, activation: str) -> None:
+    x, gamma, up = randn(7, 32), randn(32, seed=1), randn(24, 32, seed=3)
+    bias, a = randn(24, seed=4), torch.empty(7, 24)
+    backend.norm_gate_up(
+        one_span(backend, 7), x, Norm(gamma, 1e-6), None, linear(backend, up, bias), activation, a
+    )
+    want = activated(normed(x, gamma) @ up.double().t() + bias.double(), activation)
+    torch.testing.assert_close(a.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_clamped_activation_needs_a_gate(backend: Backend) -> None:
+    held, a = linear(backend, torch.eye(16)), torch.empty(2, 16)
+    with pytest.raises(ValueError, match="swiglu_clamped"):
+        backend.norm_gate_up(
+            one_span(backend, 2), randn(2, 16), None, None, held, "swiglu_clamped", a
+        )
+
+
+def test_moe_add_with_biases_scale_and_clamped_activation(backend: Backend) -> None:
+    h, gamma = randn(6, 16), randn(16, seed=1)
+    shapes = ((8, 16), (8, 16), (16, 8))
+    parts = [
+        [(4 * randn(*shape, seed=10 * e + i), randn(shape[0], seed=90 + 10 * e + i))
+         for i, shape in enumerate(shapes)]
+        for e in range(4)
+    ]  # fmt: skip
+    router, router_bias = randn(4, 16, seed=2), randn(4, seed=3)
+    experts = [Expert(*(linear(backend, *part) for part in three)) for three in parts]
+    out = h.clone()
+    backend.moe_add(
+        one_span(backend, 6), out, Norm(gamma, 1e-6), linear(backend, router, router_bias),
+        experts, 3, True, "swiglu_clamped", 0.5,
+    )  # fmt: skip
+    x, want = normed(h, gamma), h.double()
+    scores = x @ router.double().t() + router_bias.double()
+    for token in range(6):
+        best = torch.argsort(scores[token], descending=True)[:3]
+        shares = torch.softmax(scores[token, best], dim=-1)  # what normalizing comes to
+        for share, index in zip(shares, best.tolist(), strict=True):
+            gate, up, down = ((w.double(), b.double()) for w, b in parts[index])
+            inner = clamped(gate[0] @ x[token] + gate[1], up[0] @ x[token] + up[1])
+            want[token] += 0.5 * share * (down[0] @ inner + down[1])
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_norm_head_caps_logits_behind_the_scale(backend: Backend) -> None:
+    table, gamma, h = randn(64, 16), randn(16, seed=1), randn(4, 16, seed=2)
+    logits = torch.empty(2, 64)
+    step = step_of(backend, 4, [Span(0, 0, 4, 0)], [3, 0])
+    backend.norm_head(step, h, Norm(gamma, 1e-6), linear(backend, table), 0.5, logits, 2.0)
+    want = 2 * torch.tanh(normed(h[[3, 0]], gamma) @ table.double().t() * 0.5 / 2)
+    torch.testing.assert_close(logits.double(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -225,6 +323,19 @@ def test_qk_norm_acts_per_head_before_the_rotation(backend: Backend) -> None:
     torch.testing.assert_close(got[:, :4], normed(parts[:, :4], gamma_q), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got[:, 4:6], normed(parts[:, 4:6], gamma_k), rtol=1e-5, atol=1e-6)
     assert torch.equal(out.view(2, 8, 8)[:, 6:], parts[:, 6:])
+
+
+def test_a_whole_qk_norm_acts_over_all_heads_of_a_token(backend: Backend) -> None:
+    y, gamma_q, gamma_k = randn(2, 64, seed=8), randn(32, seed=1), randn(16, seed=2)
+    kv = backend.kv_layer(1, 8, HEADS, "f32")
+    out = y.clone()
+    norms = Norm(gamma_q, 1e-6, whole=True), Norm(gamma_k, 1e-6, whole=True)
+    backend.rope_append(one_span(backend, 2), out, HEADS, None, *norms, kv)
+    got = out.double()
+    torch.testing.assert_close(got[:, :32], normed(y[:, :32], gamma_q), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got[:, 32:48], normed(y[:, 32:48], gamma_k), rtol=1e-5, atol=1e-6)
+    assert torch.equal(out[:, 48:], y[:, 48:])
+    assert torch.equal(kv.keys[0, :, :2].transpose(0, 1).flatten(1), out[:, 32:48])
 
 
 def test_kv_copy_copies_a_prefix(backend: Backend) -> None:

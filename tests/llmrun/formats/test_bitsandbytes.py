@@ -93,9 +93,9 @@ def test_four_bits_equal_the_library(
 def test_blocks_that_straddle_rows_are_opened(n: int, k: int, nested: bool, tmp_path: Path) -> None:
     stored, expected = _four_bit(_random(n, k), nested=nested)
     opened = open_checkpoint(_folder(tmp_path, stored, FOUR))
-    assert opened.tensors[NAME].kind == "F32"
-    assert opened.tensors[NAME].nbytes == 4 * n * k
-    assert "straddle rows, opened to F32" in str(opened.quantization)
+    assert opened.tensors[NAME].opened
+    assert opened.tensors[NAME].kind == "nf4 blocks that straddle rows, opened to F32"
+    assert opened.quantization == f"bitsandbytes 4-bit {opened.tensors[NAME].kind}"
     form = opened.read(NAME)
     assert isinstance(form, Dense)
     assert torch.equal(_values(form), expected)

@@ -180,9 +180,9 @@ def _shift_to_zero(made: Made) -> torch.Tensor:
 def test_reordered_columns_are_opened_exactly(bits: int, symmetric: bool, tmp_path: Path) -> None:
     made = Made(bits, 32, 40 if bits == 4 else 48, 160, symmetric, scattered=True)
     opened = open_checkpoint(_folder(tmp_path, made.tensors, made.config()))
-    assert opened.tensors[NAME].kind == "F32"
-    assert opened.tensors[NAME].nbytes == 4 * made.expected.numel()
-    assert opened.quantization == f"gptq int{bits} with reordered columns, opened to F32"
+    assert opened.tensors[NAME].opened
+    assert opened.tensors[NAME].kind == f"int{bits} with reordered columns, opened to F32"
+    assert opened.quantization == f"gptq {opened.tensors[NAME].kind}"
     form = opened.read(NAME)
     assert isinstance(form, Dense)
     assert torch.equal(_values(form), made.expected)

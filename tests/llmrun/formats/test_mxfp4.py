@@ -15,6 +15,7 @@ from llmrun.kernels.forms import Dense, Form, Lut16
 from llmrun.quant.dequantize import dequantize
 
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
+READ = f"{NAME}_blocks"
 CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 Tensors = dict[str, torch.Tensor]
 
@@ -49,12 +50,12 @@ def _values(form: Form) -> torch.Tensor:
 def test_equal_to_transformers(tmp_path: Path) -> None:
     tensors = _made()
     opened = open_checkpoint(_folder(tmp_path, tensors, CONFIG))
-    assert set(opened.tensors) == {NAME, f"{NAME}_bias", "lm_head.weight"}
-    assert opened.tensors[NAME].shape == (3, 10, 96)
+    assert set(opened.tensors) == {READ, f"{NAME}_bias", "lm_head.weight"}
+    assert opened.tensors[READ].shape == (3, 10, 96)
     assert opened.tensors[f"{NAME}_bias"].shape == (3, 10)
-    form = opened.read(NAME)
+    form = opened.read(READ)
     assert isinstance(form, Lut16)
-    assert opened.tensors[NAME].kind == form.kind == "lut4 g32"
+    assert opened.tensors[READ].kind == form.kind == "lut4 g32"
     assert form.shape == (30, 96)
     assert torch.equal(_values(form).view(3, 10, 96), _library(tensors))
     assert opened.quantization == "mxfp4 lut4 g32"
@@ -65,7 +66,7 @@ def test_every_code_and_every_finite_scale(tmp_path: Path) -> None:
     tensors = _made(1, 253, 16)
     tensors[f"{NAME}_blocks"][...] = torch.arange(256, dtype=torch.uint8).view(16, 16)
     tensors[f"{NAME}_scales"][...] = torch.arange(253, dtype=torch.uint8).view(1, -1, 1)
-    form = open_checkpoint(_folder(tmp_path, tensors, CONFIG)).read(NAME)
+    form = open_checkpoint(_folder(tmp_path, tensors, CONFIG)).read(READ)
     assert torch.equal(_values(form), _library(tensors)[0])
     assert _values(form).isfinite().all()
 
@@ -76,12 +77,12 @@ def test_a_scale_that_is_not_finite_is_named(exponent: int, tmp_path: Path) -> N
     tensors[f"{NAME}_scales"][1, 2, 0] = exponent
     opened = open_checkpoint(_folder(tmp_path, tensors, CONFIG))
     with pytest.raises(ModelFileError, match="_scales' is not finite at element 36"):
-        opened.read(NAME)
+        opened.read(READ)
 
 
 def test_codes_are_a_view_of_the_file(tmp_path: Path) -> None:
     opened = open_checkpoint(_folder(tmp_path, _made(), CONFIG))
-    one, two = (opened.read(NAME).arrays["codes"].data for _ in range(2))
+    one, two = (opened.read(READ).arrays["codes"].data for _ in range(2))
     one[0] ^= 255
     assert one == two
 
