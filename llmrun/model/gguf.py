@@ -167,7 +167,7 @@ def common_config(file: GgufFile, model_type: str) -> dict[str, object]:
         if token_id is not None:
             config[name] = token_id
     config["tie_word_embeddings"] = "output.weight" not in file.shapes
-    head_dim = _head_dim(config)
+    head_dim = head_dim_of(config)
     file.expect("attention.value_length", head_dim)
     rotated = positive_integer(file.take("rope.dimension_count", head_dim))
     if rotated is not None and rotated != head_dim:
@@ -201,7 +201,8 @@ def read_windows(
     return {"sliding_window": window, "layer_types": types}
 
 
-def _head_dim(config: Config) -> int:
+def head_dim_of(config: Config) -> int:
+    """The size of a head, from a config that may leave it out."""
     given = positive_integer(config.get("head_dim"))
     hidden, n_heads = (
         positive_integer(config.get(key)) for key in ("hidden_size", "num_attention_heads")

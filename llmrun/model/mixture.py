@@ -36,7 +36,7 @@ It saves them expert by expert, unless told not to.
 """
 
 TINY_MIXTURE: dict[str, object] = {"num_experts_per_tok": 2}
-"""Of the keys a tiny config adds to ``TINY``, the one whose name all architectures share."""
+"""What all tiny mixtures add to ``llama_family.TINY``."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,20 @@ def read_mixture(
 
     ModelFileError if more are chosen than there are, or if the two names of their number differ.
     """
-    counts = {reader.optional_integer(key) for key in COUNT_KEYS} - {None}
-    n_experts = next(iter(counts), None) or defaults.n_experts
+    counts = [count for key in COUNT_KEYS if (count := reader.optional_integer(key)) is not None]
+    n_experts = counts[0] if counts else defaults.n_experts
     top_k = reader.integer("num_experts_per_tok", defaults.top_k)
-    if len(counts) > 1 or top_k > n_experts:
-        raise ModelFileError(
-            f"the model's config chooses {top_k} of {n_experts} experts"
-            if len(counts) < 2
-            else f"the model's config has {' and '.join(COUNT_KEYS)}, and they differ",
-            "check that config.json is the publisher's own",
-        )
+    if len(set(counts)) > 1:
+        raise _inconsistent(f"has {' and '.join(COUNT_KEYS)}, and they differ")
+    if top_k > n_experts:
+        raise _inconsistent(f"chooses {top_k} of {n_experts} experts")
     return MixtureSpec(n_experts, top_k, intermediate, normalize)
+
+
+def _inconsistent(how: str) -> ModelFileError:
+    return ModelFileError(
+        f"the model's config {how}", "check that config.json is the publisher's own"
+    )
 
 
 def with_mixture(
@@ -99,7 +102,7 @@ def mixture_config(file: GgufFile, config: dict[str, object], *, normalize: bool
     if "blk.0.ffn_gate.0.weight" in file.shapes:
         raise ModelFileError(
             "the file holds every expert in tensors of its own (blk.0.ffn_gate.0.weight), as "
-            "converters did before 2024",
+            "converters did until spring 2024",
             "use a newer file of this model, or its safetensors version",
         )
 

@@ -19,11 +19,10 @@ T = TypeVar("T")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _TWO = [True, True]
 
-# Control tokens that end a turn. Files of one model family differ in which of them they name as
-# end of sequence; the others would run on after the answer.
+# Added tokens that end a turn. Files of one model family differ in which of them they name as end
+# of sequence; the others would run on after the answer.
 _TURN_ENDS = frozenset(
     [
-        "</s>",
         "<eos>",
         "<EOT>",
         "<|EOT|>",
@@ -44,8 +43,11 @@ _TURN_ENDS = frozenset(
         "<\uff5cend▁of▁sentence\uff5c>",
     ]
 )
+# Ends an answer only as a control token; in Gemma's vocabulary it is an HTML tag.
+_TURN_END_OR_TAG = "</s>"
 # GLM 4 ends a turn by opening the next one.
 _GLM_TURN_ENDS = frozenset(["<|user|>", "<|observation|>"])
+_GLM_SPLITS = frozenset(["chatglm-bpe", "glm4"])
 # In the format of gpt-oss this ends a part of an answer (its reasoning), not the answer.
 _HARMONY_PART_END, _HARMONY_END = "<|end|>", "<|return|>"
 
@@ -55,7 +57,7 @@ _HARMONY_PART_END, _HARMONY_END = "<|end|>", "<|return|>"
 _LLAMA2_PIECES = {259: "▁▁", 260: "▁t", 261: "er", 262: "in"}
 
 # Phi 3's and Phi 4 mini's markers take the white space behind them; these do not.
-_PHI_NOT_STRIPPING = frozenset(["<unk>", "<s>", "<|endoftext|>", "<|endofprompt|>"])
+_PHI_NOT_STRIPPING = frozenset(["<|endoftext|>", "<|endofprompt|>"])
 _PHI_SPLITS = frozenset(["default", "gpt-4o"])
 
 
@@ -137,7 +139,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
         unknown=None if unknown_id is None else tokens[unknown_id],
         bos_id=bos_id,
         eos_id=eos_id,
-        eos_ids=_eos_ids(metadata, vocabulary, control, len(tokens)),
+        eos_ids=_eos_ids(metadata, vocabulary, control, user_defined),
         add_bos=_flag(metadata, "add_bos_token", default_bos),
     )
 
@@ -208,22 +210,24 @@ def _strip_after(metadata: Mapping[str, object], tokens: Sequence[str]) -> froze
     split = metadata.get("tokenizer.ggml.pre", "default")
     if metadata.get("general.architecture") != "phi3" or split not in _PHI_SPLITS:
         return frozenset()
-    return frozenset(tokens) - _PHI_NOT_STRIPPING
+    return frozenset(token for token in tokens if token.startswith("<|")) - _PHI_NOT_STRIPPING
 
 
 def _eos_ids(
     metadata: Mapping[str, object],
     vocabulary: Mapping[str, int],
     control: Sequence[str],
-    n_tokens: int,
+    user_defined: Sequence[str],
 ) -> frozenset[int]:
-    named = [_id(metadata, f"{end}_token_id", n_tokens) for end in ("eos", "eot", "eom")]
     ends = _TURN_ENDS
-    if str(metadata.get("tokenizer.ggml.pre")) in ("chatglm-bpe", "glm4"):
+    if str(metadata.get("tokenizer.ggml.pre")) in _GLM_SPLITS:
         ends |= _GLM_TURN_ENDS
     if _HARMONY_END in control:
         ends -= {_HARMONY_PART_END}
-    turn_ends = [vocabulary[token] for token in control if token in ends]
+    n_tokens = max(vocabulary.values()) + 1
+    named = [_id(metadata, f"{end}_token_id", n_tokens) for end in ("eos", "eot", "eom")]
+    turn_ends = [vocabulary[token] for token in (*control, *user_defined) if token in ends]
+    turn_ends += [vocabulary[token] for token in control if token == _TURN_END_OR_TAG]
     return frozenset([*(i for i in named if i is not None), *turn_ends])
 
 

@@ -13,6 +13,10 @@ from functools import cached_property
 from llmrun.text.decode_input import REPLACEMENT
 
 BREAK = "\ufdd0"
+# White space as the tokenizers library counts it; Python's own strip takes U+001C to U+001F too.
+_WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_]*>")
 
 
@@ -64,13 +68,13 @@ class Specials:
             special = self.tokens[token]
             span = text[position:start]
             if special.lstrip:
-                span = span.rstrip()
+                span = span.rstrip(_WHITE)
             if span:
                 yield span.replace(BREAK, "")
             yield special.id
             position = start + len(token)
             if special.rstrip:
-                position = len(text) - len(text[position:].lstrip())
+                position = len(text) - len(text[position:].lstrip(_WHITE))
         if position < len(text):
             yield text[position:].replace(BREAK, "")
 

@@ -12,12 +12,12 @@ SENTENCES = (
     "The quick brown fox jumps over the lazy dog, didn't it? I'LL say it's 12,345.67 metres.",
     "We'VE seen THEIR camelCase and HTTPServerError2XX, o'clock, rock'n'roll, y'all'd've.",
     "敏捷的棕色狐狸跳过了懒狗\uff0c难道不是吗\uff1f共计一万二千三百四十五米。",
-    "日本語のテキスト、カタカナとひらがな。\uff8a\uff9d\uff76\uff78 \uff11\uff12\uff13 \uff21\uff22",
+    "日本語のテキスト、カタカナとひらがな。\uff8a\uff9d\uff76 \uff11\uff12\uff13 \uff21",
     "한국어 문장입니다. 각 음절은 조합됩니다: \u1112\u1161\u11ab\u1100\u116e\u11a8.",
     "الثعلب البني السريع يقفز فوق الكلب الكسول ١٢٣، أليس كذلك؟",
     "तेज़ भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है १२३ — नमस्ते क्षत्रिय",
     "ที่นี่มีสุนัขขี้เกียจ שָׁלוֹם עִבְרִית Ελληνικά ΆΈΉ Привет, мир! ДОБРЫЙ День",
-    "Žluťoučký kůň, Ångström, İstanbul ıI \u01c5 ŉ ﬁ \u2126 \u212a \u212b ½ ² Ⅷ \u0663 \U0001d518",
+    "Žluťoučký kůň, İstanbul \u0131I \u01c5 ŉ ﬁ \u2126 \u212a \u212b ½ ² Ⅷ \u0663 \U0001d518",
     "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd"
     "\U0001f3f3\ufe0f\u200d\U0001f308 \U0001f1e9\U0001f1ea\U0001f1ef\U0001f1f5 \u2764\ufe0f"
     "1\ufe0f\u20e3 \U0001f9d1\U0001f3ff\u200d\U0001f4bb",

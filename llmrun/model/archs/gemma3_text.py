@@ -7,12 +7,11 @@ Reference: ``Gemma3ForCausalLM`` in transformers (Gemma Team 2025).
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmrun.errors import ModelFileError
 from llmrun.kernels.ops import Rope
 from llmrun.model.architecture import Architecture, Config, GgufForm
 from llmrun.model.config import HARMLESS, ConfigReader, positive_integer
 from llmrun.model.gemma_family import GGUF_NAMES, PLACES, finish_gguf, read_gemma
-from llmrun.model.gguf import GgufFile, common_config
+from llmrun.model.gguf import GgufFile, common_config, read_windows
 from llmrun.model.layout import Layout
 from llmrun.model.llama_family import TINY
 from llmrun.model.rope import DEFAULT_THETA, read_rope
@@ -66,32 +65,11 @@ def _gguf_config(file: GgufFile) -> dict[str, object]:
             "rope_theta": file.take("rope.freq_base_swa", LOCAL_THETA),
         },
     }
-    file.move(
-        config,
-        {
-            "attention.sliding_window": "sliding_window",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
-    )
-    config["layer_types"] = _gguf_layer_types(file, config)
+    file.move(config, {"final_logit_softcapping": "final_logit_softcapping"})
+    everywhere = {"layer_types": [FULL] * (positive_integer(config.get("num_hidden_layers")) or 1)}
+    config |= everywhere | read_windows(file, config, PATTERN)
     finish_gguf(file, config)
     return config
-
-
-def _gguf_layer_types(file: GgufFile, config: Config) -> list[str]:
-    n_layers = positive_integer(config.get("num_hidden_layers")) or 1
-    pattern = file.take("attention.sliding_window_pattern", PATTERN)
-    if "sliding_window" not in config:
-        return [FULL] * n_layers
-    if isinstance(pattern, list):
-        return [SLIDING if windowed else FULL for windowed in pattern]
-    every = positive_integer(pattern)
-    if every is None:
-        raise ModelFileError(
-            f"the file says that every {pattern!r}th layer has no window",
-            "use another file of this model, or its safetensors version",
-        )
-    return every_nth_full(n_layers, every)
 
 
 _TINY = TINY | {

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmrun.model.architecture import Architecture, Config, GgufForm
 from llmrun.model.config import HARMLESS, ConfigReader
-from llmrun.model.gguf import GgufFile, common_config
+from llmrun.model.gguf import GgufFile, common_config, head_dim_of
 from llmrun.model.granite_family import MULTIPLIER_KEYS, SCALED, read_granite
 from llmrun.model.llama_family import TINY
 from llmrun.model.spec import DecoderSpec
@@ -35,6 +35,7 @@ def _gguf_config(file: GgufFile) -> dict[str, object]:
     kv_heads = config.get("num_key_value_heads")
     if isinstance(kv_heads, list) and len(set(kv_heads)) == 1:  # one for each layer
         config["num_key_value_heads"] = kv_heads[0]
+    config["attention_multiplier"] = head_dim_of(config) ** -0.5  # unless the file says another
     file.move(config, MULTIPLIER_KEYS)
     return config
 

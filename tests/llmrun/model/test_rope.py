@@ -184,8 +184,8 @@ def test_one_rotation_for_each_type_of_layer() -> None:
     for kind, parameters in sections.items():
         config = ConfigReader({"rope_parameters": sections})
         assert read_rope(config, 64, POSITIONS, layer_type=kind) == read_one(parameters)
+    strange = ConfigReader({"rope_parameters": sections | {"mystery": {}}})
     with pytest.raises(ModelFileError, match="mystery"):
-        strange = ConfigReader({"rope_parameters": sections | {"mystery": {}}})
         read_rope(strange, 64, POSITIONS, layer_type="full_attention")
 
 

@@ -21,7 +21,7 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as Backend
 
-from llmrun.text.gguf_tokenizer import SPLITS
+from llmrun.text.splits import SPLITS
 from llmrun.text.tokenizer import Tokenizer
 
 SEEDS = [
@@ -157,8 +157,8 @@ def _unigram() -> Backend:
 
 _FAMILIES: dict[str, Callable[[], Backend]] = {
     "gpt2": _byte_level(None),
-    "llama3": _byte_level(SPLITS["llama-bpe"].pattern, ignore_merges=True),
-    "qwen2": _byte_level(SPLITS["qwen2"].pattern, normalizers.NFC()),
+    "llama3": _byte_level(str(SPLITS["llama-bpe"].steps[0]), ignore_merges=True),
+    "qwen2": _byte_level(str(SPLITS["qwen2"].steps[0]), normalizers.NFC()),
     "spaces": _byte_level(None),
     "llama2": _sentencepiece("always"),
     "mistral": _sentencepiece("first"),
