@@ -158,7 +158,7 @@ def _load(
     clock.lap("bind")
     local = fetch_model(options.model, settings, progress, options.revision)
     clock.lap("fetch")
-    original = source = open_source(local.path)
+    original = source = open_source(local.path, exact=options.quant == "none")
     recommended = recommended_scheme(local)
     choice = choose_scheme(options.quant, source, recommended, options.requantize)
     context, notes = _fit(choice, source, backend, kv_form, options)

@@ -23,10 +23,14 @@ Weight = tuple[Role, tuple[int, ...], str]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A checkpoint and how its tensors become a decoder's parameters."""
+    """A checkpoint and how its tensors become a decoder's parameters.
+
+    ``exact``: no scale is rounded to 16 bits on the way.
+    """
 
     checkpoint: Checkpoint
     binding: Binding
+    exact: bool = False
 
     @property
     def is_quantized(self) -> bool:
@@ -70,7 +74,7 @@ class Source:
         kept = {}
         for name, held in self.binding.held.items():
             info = self.checkpoint.tensors[name]
-            whole, count = _kept_bytes(info), math.prod(info.shape)
+            whole, count = _kept_bytes(info, self.exact), math.prod(info.shape)
             for piece in held.pieces:
                 share = math.prod(self.binding.parameters[piece.canonical].shape)
                 kept[piece.canonical] = whole * share // count
@@ -87,27 +91,28 @@ class Source:
             yield name, change(name, form)
 
 
-def open_source(path: Path) -> Source:
-    """Open a model's files and match them with a decoder.
+def open_source(path: Path, *, exact: bool = False) -> Source:
+    """Open a model's files and match them with a decoder; ``exact`` as in ``Source``.
 
     ModelFileError if they are damaged, incomplete or of an unsupported architecture.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, exact=exact)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if checkpoint.layout == "gguf":
         binding = bind_gguf(checkpoint.config, shapes, checkpoint.read)
     else:
         binding = bind_huggingface(checkpoint.config, shapes)
-    return Source(checkpoint, binding)
+    return Source(checkpoint, binding, exact)
 
 
-def _kept_bytes(info: TensorInfo) -> int:
+def _kept_bytes(info: TensorInfo, exact: bool) -> int:
     count = math.prod(info.shape)
     if info.opened:
         return 4 * count
     blocks = BLOCK_TYPES.get(info.kind)
     if blocks is not None:
-        return int(blocks.bits_per_weight * count) // 8
+        wider = 16 * (1 + blocks.mins) / blocks.group if exact and blocks.products else 0.0
+        return int((blocks.bits_per_weight + wider) * count) // 8
     form = _FORM.fullmatch(info.kind)
     if form is None:
         return info.nbytes

@@ -47,8 +47,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Format:
-    """What a format module exports as ``FORMAT``."""
+    """What a format module exports as ``FORMAT``.
+
+    ``open_exact``: where ``open`` rounds scales for the sake of memory, does not.
+    """
 
     name: str
     detect: Callable[[Path], bool]
     open: Callable[[Path], Checkpoint]
+    open_exact: Callable[[Path], Checkpoint] | None = None

@@ -71,4 +71,4 @@ def _read(places: Mapping[str, tuple[Part, GgufTensor]], exact: bool, name: str)
     return unblock(tensor.kind, raw, (math.prod(rows), k), refusal, exact=exact)
 
 
-FORMAT = Format("gguf", _detect, open_gguf)
+FORMAT = Format("gguf", _detect, open_gguf, partial(open_gguf, exact=True))

@@ -15,8 +15,8 @@ from llmrun.formats.damage import PICKLES, pickled, shown
 from llmrun.formats.safetensors import CONFIG_NAME, quantization_config
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model's folder or a GGUF file; reads headers only.
+def open_checkpoint(path: Path, *, exact: bool = False) -> Checkpoint:
+    """Open a model's folder or a GGUF file; reads headers only. ``exact``: nothing is rounded.
 
     Raises ModelNotFoundError if the path does not exist, ModelFileError if it holds no model
     llmrun can read or its headers are damaged.
@@ -25,7 +25,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ModelNotFoundError(f"{path} does not exist.", "Check the path or the model's name.")
     for format in _walk(first=path.suffix.removeprefix(".").lower()):
         if format.detect(path):
-            return format.open(path)
+            return format.open_exact(path) if exact and format.open_exact else format.open(path)
     raise _unknown_folder(path, known_formats()) if path.is_dir() else _unknown_file(path)
 
 

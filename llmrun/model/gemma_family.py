@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmrun.model.config import ConfigReader, positive_integer
-from llmrun.model.gguf import GgufFile
+from llmrun.model.gguf import GgufFile, head_dim_of
 from llmrun.model.layout import Place
 from llmrun.model.llama_family import Defaults, read_spec
 from llmrun.model.parameters import ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM
@@ -71,7 +71,8 @@ def finish_gguf(file: GgufFile, config: dict[str, object]) -> None:
         positive_integer(config.get(key)) or 1
         for key in ("num_attention_heads", "hidden_size", "num_hidden_layers")
     )
+    config["head_dim"] = head_dim_of(config)
     largest = n_layers == _LARGEST[str(file.metadata["general.architecture"])]
-    config["query_pre_attn_scalar"] = hidden // n_heads if largest else config.get("head_dim")
+    config["query_pre_attn_scalar"] = hidden // n_heads if largest else config["head_dim"]
     config["norm_offset"] = "stored"
     file.inexpressible = "its norm weights have 1 added, which cannot be undone without rounding"

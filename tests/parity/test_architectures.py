@@ -57,6 +57,7 @@ class Pair:
         if whole not in self.known:
             longer = torch.tensor([(self.ids * 2)[:whole]])
             with torch.no_grad():
+                self.model(longer[:, :1])  # else a dynamic rotation stays as long as it was
                 self.known[whole] = self.model(longer).logits[0]
         return self.known[whole][:length]
 

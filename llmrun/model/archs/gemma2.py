@@ -28,12 +28,10 @@ def spec(config: Config) -> DecoderSpec:
     result = read_gemma(reader, MODEL_TYPE, 8192, DEFAULT_THETA)
     types = read_layer_types(reader, every_nth_full(len(result.layers), 2))
     windows = windows_of(types, reader.optional_integer("sliding_window", 4096))
-    caps = {
-        "attention_cap": reader.optional_number("attn_logit_softcapping"),
-        "logit_cap": reader.optional_number("final_logit_softcapping"),
-    }
+    attention_cap = reader.optional_number("attn_logit_softcapping")
+    logit_cap = reader.optional_number("final_logit_softcapping")
     reader.finish(HARMLESS)
-    return replace(windowed(result, windows), **caps)
+    return replace(windowed(result, windows), attention_cap=attention_cap, logit_cap=logit_cap)
 
 
 def _gguf_config(file: GgufFile) -> dict[str, object]:

@@ -44,7 +44,7 @@ _LLAMA = TINY | {"model_type": MODEL_TYPE}
 
 def _rotated(rope_type: str, **numbers: object) -> dict[str, object]:
     rope = {"rope_type": rope_type, "rope_theta": 10_000.0}
-    return _LLAMA | {"rope_parameters": rope | numbers}
+    return _LLAMA | {"num_hidden_layers": 1, "rope_parameters": rope | numbers}
 
 
 _SHORT = [1.0, 1.1, 1.3, 1.7, 2.2, 2.9, 3.5, 4.1]

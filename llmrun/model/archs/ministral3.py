@@ -18,7 +18,7 @@ from llmrun.model.windows import windowed
 
 MODEL_TYPE = "ministral3"
 
-ROPE: Config = {
+ROPE: dict[str, object] = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
     "factor": 16.0,
@@ -36,8 +36,9 @@ _BETA, _ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
 
 def spec(config: Config) -> DecoderSpec:
     """Read a Ministral 3 config. ModelFileError names what is not supported."""
-    rope = config.get("rope_parameters") or ROPE
-    end = None
+    rope, end = config.get("rope_parameters"), None
+    if rope is None:
+        rope = ROPE
     if isinstance(rope, Mapping):
         queries = ConfigReader(rope, "rope_parameters.")
         end = queries.integer(_ORIGINAL) if queries.optional_number(_BETA) else None

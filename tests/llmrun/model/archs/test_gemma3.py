@@ -58,7 +58,7 @@ def test_gemma_3_4b_leaves_out_what_the_library_knows() -> None:
     ],
 )
 def test_what_it_does_not_know_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ModelFileError, match="mystery|llama|text_config"):
+    with pytest.raises(ModelFileError, match=r"mystery|llama|text_config"):
         spec(GEMMA_3_4B | change)
 
 

@@ -65,5 +65,5 @@ def test_the_head_is_tied_as_said_outside_or_inside(
     "change", [{"mystery": 1}, {"text_config": {"model_type": "mistral4"}}, {"text_config": None}]
 )
 def test_what_it_does_not_know_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ModelFileError, match="mystery|mistral4|hidden_size"):
+    with pytest.raises(ModelFileError, match=r"mystery|mistral4|hidden_size"):
         spec(SMALL_3_1 | change)
