@@ -376,12 +376,14 @@ class CpuOptions:
     """What only native kernels on the CPU can be told.
 
     ``decode_threads``: for steps of few tokens (None: as many as for long ones). ``isa``: the
-    instruction set by name (None: the best). ``huge_pages``: ask the system for them.
+    instruction set by name (None: the best). ``huge_pages``: ask the system for them. ``exact``:
+    activations keep 16 bits beside 4-bit weights too, for twice their memory and time.
     """
 
     decode_threads: int | None = None
     isa: str | None = None
     huge_pages: bool = True
+    exact: bool = False
 
 
 @dataclass(frozen=True)

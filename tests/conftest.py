@@ -43,35 +43,9 @@ def starter_gguf(user_settings: Settings) -> Path:
 
 @pytest.fixture(scope="session")
 def starter_state(starter_gguf: Path) -> dict[str, torch.Tensor]:
-    """The starter's exact weights in fp32 under their Hugging Face names.
-
-    Through gguf's own dequantization; nothing of ours takes part.
-    """
-    import gguf
-
-    top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-    block = {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    state = {}
-    for tensor in gguf.GGUFReader(str(starter_gguf)).tensors:
-        weight = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        weight = weight.view([int(n) for n in reversed(tensor.shape)])
-        parts = tensor.name.removesuffix(".weight").split(".")
-        name = top.get(parts[0]) or f"model.layers.{parts[1]}.{block[parts[2]]}"
-        if parts[-1] in ("attn_q", "attn_k"):  # rotary pairs stand next to each other in the file
-            heads = weight.view(-1, HEAD_DIM // 2, 2, weight.shape[-1])
-            weight = heads.transpose(1, 2).reshape(weight.shape)
-        state[f"{name}.weight"] = weight
-    return state
+    """The starter's exact weights in fp32 under their Hugging Face names, by gguf's own
+    dequantization."""
+    return support("real_models").state_of(starter_gguf, paired_heads=HEAD_DIM)
 
 
 @pytest.fixture(scope="session")
@@ -114,8 +88,15 @@ def qwen_gguf(user_settings: Settings) -> Path:
 
 def _real_model(name: str, settings: Settings) -> Path:
     models = support("real_models")
-    fetched: Path = models.fetch(getattr(models, name), settings.store_root.parent / "llmrun-test-models")
+    folder = settings.store_root.parent / "llmrun-test-models"
+    fetched: Path = models.fetch(getattr(models, name), folder)
     return fetched
+
+
+@pytest.fixture(scope="session")
+def real_models() -> ModuleType:
+    """Fetching real models, and their exact weights."""
+    return support("real_models")
 
 
 @pytest.fixture(scope="session")

