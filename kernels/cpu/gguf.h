@@ -1,4 +1,5 @@
-// Blocks of GGUF files to storage forms (kernels/forms.py), a plain function that keeps no state.
+// What GGUF files hold in bulk: blocks, to storage forms (kernels/forms.py), and strings. Plain functions
+// that keep no state.
 #pragma once
 #include <stdint.h>
 
@@ -34,3 +35,8 @@ enum llmr_gguf_type : int32_t {
 // Returns the number of scales and minima that are not finite: 0 if all is well. -1: unknown type.
 LLMR_API int64_t llmr_unpack_gguf(int32_t type, const uint8_t *blocks, int64_t n_blocks, uint8_t *codes,
                                   void *scales, void *mins, int32_t exact);
+
+// An array of `count` strings in at most n_bytes, each a u64 of its length and its bytes, to all of them in
+// `out` one after another with a zero byte behind each. Returns the bytes of that; null for `out`: only
+// counts. -1 if a string holds a zero byte or goes beyond n_bytes.
+LLMR_API int64_t llmr_join_strings(const uint8_t *strings, int64_t n_bytes, int64_t count, uint8_t *out);

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files to the arrays of a storage form, by the native library (gguf.h).
+"""What GGUF files hold in bulk, by the native library (gguf.h): blocks and strings.
 
 ``unpack`` works on one thread and lets go of Python's lock meanwhile, so a caller may give rows of
 one weight to several threads. Nothing is imported but ctypes.
@@ -45,6 +45,24 @@ def unpack(
     if bad < 0:
         raise ValueError(f"GGUF type {type_number} is not unpacked natively")
     return int(bad)
+
+
+def joined_strings(data: memoryview, count: int) -> bytes | None:
+    """The ``count`` strings of an array that begins with ``data``, a zero byte behind each.
+
+    None if one of them holds a zero byte itself or they go beyond the data. UnavailableError
+    without the library.
+    """
+    function = library().llmr_join_strings
+    memory, size = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes, function.restype = (memory, size, size, memory), size
+    strings = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    n_bytes = function(strings, data.nbytes, count, None)
+    if n_bytes < 0:
+        return None
+    out = bytearray(n_bytes)
+    function(strings, data.nbytes, count, (ctypes.c_char * n_bytes).from_buffer(out))
+    return bytes(out)
 
 
 def _address(array: HostArray) -> int:

@@ -4,6 +4,7 @@ Nothing is allocated or skipped on a file's word. Any fault is a ModelFileError 
 and its offset. Python integers throughout: they cannot overflow.
 """
 
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from pathlib import Path
 from llmrun.errors import ModelFileError
 from llmrun.formats import limits
 from llmrun.formats.damage import damaged, shown
+from llmrun.kernels.cpu import gguf as native
+from llmrun.kernels.cpu import library
 
 UINT32, _BOOL, STRING, _ARRAY = 4, 7, 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -113,6 +116,12 @@ class Metadata(Mapping[str, object]):
         return struct.unpack_from(f"<{code}", self.view, value.offset)[0]
 
     def _strings(self, key: str, value: Value) -> list[str]:
+        joined = None
+        if library.problem() is None:
+            joined = native.joined_strings(self.view[value.offset :], value.count)
+        if joined:
+            with contextlib.suppress(UnicodeDecodeError):  # below it is found and named
+                return joined.decode("utf-8").split("\0")[:-1]
         view, position, read = self.view, value.offset, _U64.unpack_from
         texts = []
         try:

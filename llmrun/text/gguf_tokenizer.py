@@ -8,8 +8,8 @@ kind or split name is refused by name, since a near guess would quietly lower a 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TypeVar, cast
+from itertools import groupby, repeat
+from typing import TypeVar
 
 from llmrun.errors import ModelFileError
 from llmrun.text.splits import SPLITS, Split
@@ -245,11 +245,12 @@ def _sequence(
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if set(map(len, pairs)) != {2} or not all(map(all, pairs)):
-        wrong = next(m for m, pair in zip(merges, pairs, strict=True) if [*map(bool, pair)] != _TWO)
+    one_space = set(map(str.count, merges, repeat(" "))) == {1}
+    tokens = " ".join(merges).split(" ")  # at once: much faster than one by one
+    if not one_space or not all(tokens):
+        wrong = next(m for m in merges if [*map(bool, m.split(" "))] != _TWO)
         raise _damaged(f"the merge {wrong[:40]!r} is not two tokens")
-    return cast("list[tuple[str, str]]", pairs)
+    return list(zip(tokens[::2], tokens[1::2], strict=True))
 
 
 def _id(metadata: Mapping[str, object], key: str, n_tokens: int) -> int | None:
