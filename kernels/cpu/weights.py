@@ -24,7 +24,7 @@ ROW_PADDING = 128
 WIDENED_GROUP = 16
 """Four-bit codes in groups of so many columns are packed as eight-bit codes that weigh the same."""
 
-BATCH_BYTES = 128 << 20
+BATCH_BYTES = 32 << 20
 """Packed when so many bytes wait: what waits may be memory that packing sets free."""
 
 TYPES = {DType.F16: abi.F16, DType.BF16: abi.BF16, DType.F32: abi.F32}

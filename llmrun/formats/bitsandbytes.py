@@ -155,8 +155,8 @@ def _check_codes(codes: StoredTensor, state: QuantState, config: MethodConfig) -
     if storage is not None:
         dtypes = (_STORAGE[config.word("bnb_4bit_quant_storage", tuple(_STORAGE))],)
     size = -(-n * k // 2)
-    if codes.data.nbytes != size:
-        raise codes.refused(f"has {codes.data.nbytes:,} bytes, but {n} x {k} codes need {size:,}")
+    if codes.nbytes != size:
+        raise codes.refused(f"has {codes.nbytes:,} bytes, but {n} x {k} codes need {size:,}")
     rows = codes.shape[0] if codes.shape else 0
     expect(codes, (rows, 1), dtypes)
 

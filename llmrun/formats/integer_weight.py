@@ -39,7 +39,7 @@ def packed_weight(module: str, scheme: WeightScheme, parts: Parts, folder: Path)
     scale = need(parts, "weight_scale", module, folder)
     extents = need(parts, "weight_shape", module, folder)
     expect(extents, (2,), ("I64", "I32"))
-    width = extents.data.nbytes // 2
+    width = extents.nbytes // 2
     n, k = (
         int.from_bytes(extents.data[at : at + width], "little", signed=True) for at in (0, width)
     )

@@ -36,7 +36,7 @@ def weight_of(
     name: str, shape: tuple[int, ...], kind: str, parts: Parts, read: Callable[[], Form]
 ) -> PartedWeight:
     """Describe a weight that is read as the form ``kind``; its bytes are those of its parts."""
-    size = sum(part.data.nbytes for part in parts.values())
+    size = sum(part.nbytes for part in parts.values())
     return PartedWeight(TensorInfo(name, shape, kind, size), kind, parts, read)
 
 
@@ -44,7 +44,7 @@ def opened_weight(
     name: str, shape: tuple[int, int], label: str, parts: Parts, read: Callable[[], Form]
 ) -> PartedWeight:
     """Describe a weight that no form holds as it is stored, so that it is read as plain numbers."""
-    size = sum(part.data.nbytes for part in parts.values())
+    size = sum(part.nbytes for part in parts.values())
     return PartedWeight(TensorInfo(name, shape, label, size, opened=True), label, parts, read)
 
 

@@ -105,7 +105,7 @@ def info(stored: StoredTensor) -> TensorInfo:
     """
     if stored.dtype.startswith("F") and BITS[stored.dtype] <= 8:
         raise stored.refused(f"has dtype {stored.dtype}, and nothing says how it is scaled")
-    return TensorInfo(stored.name, stored.shape, stored.dtype, stored.data.nbytes)
+    return TensorInfo(stored.name, stored.shape, stored.dtype, stored.nbytes)
 
 
 def _detect(path: Path) -> bool:

@@ -13,7 +13,7 @@ from llmrun.errors import ModelFileError
 from llmrun.formats.bounded_json import parse_object
 from llmrun.formats.damage import damaged, shown
 from llmrun.formats.limits import ELEMENTS, SAFETENSORS_HEADER, SAFETENSORS_TENSORS
-from llmrun.formats.mapping import map_file
+from llmrun.formats.mapping import map_file, passing
 from llmrun.kernels.host import DType, HostArray
 
 BITS = {
@@ -30,13 +30,25 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as it lies in a file; ``data`` is a view of the map."""
+    """A tensor as it lies in a file that ``map_file`` mapped, from byte ``start`` to ``end``."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    file: memoryview
+    start: int
+    end: int
     path: Path
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes, for somebody who reads them once (see ``mapping.passing``)."""
+        return passing(self.file, self.start, self.end)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of its bytes."""
+        return self.end - self.start
 
     def array(self) -> HostArray:
         """Return it as an array; ModelFileError for a dtype llmrun has no array for."""
@@ -71,10 +83,10 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
         raise damaged(path, f"{len(header):,} tensors, over {SAFETENSORS_TENSORS:,}")
     _check_names(header, path)
     places = {name: _place(name, entry, path) for name, entry in header.items()}
-    data = view[8 + length :]
-    _check_cover(places, data.nbytes, path)
+    first = 8 + length
+    _check_cover(places, size - first, path)
     return {
-        name: StoredTensor(name, dtype, shape, data[begin:end], path)
+        name: StoredTensor(name, dtype, shape, view, first + begin, first + end, path)
         for name, (dtype, shape, begin, end) in sorted(
             places.items(), key=lambda item: (item[1][2], item[1][3])
         )

@@ -9,7 +9,7 @@ from llmrun.formats.safetensors_header import StoredTensor
 from llmrun.formats.stored import expect, need, only
 
 PATH = Path("model.safetensors")
-SCALE = StoredTensor("m.scale", "F32", (2,), memoryview(bytes(8)), PATH)
+SCALE = StoredTensor("m.scale", "F32", (2,), memoryview(bytes(8)), 0, 8, PATH)
 
 
 def test_shape_and_dtype_are_checked() -> None:
