@@ -62,7 +62,8 @@ class Packer:
 
     def add(self, form: Form) -> CpuWeight:
         """Take over a 2-D weight. UnavailableError for a form no kernel serves."""
-        native = _describe(form, *form.shape, self.widens(form.kind))
+        n, k = form.shape
+        native = _describe(form, n, k, self.widens(form.kind))
         parts = _part_bytes(native, form)
         for name, nbytes in parts.items():
             setattr(native, name, self._arena.take(nbytes))

@@ -204,7 +204,7 @@ def _load(
         kv_form=kv_form,
         times=LoadTimes(clock.parts_ms, beside_ms),
         notes=tuple(notes),
-        decisions=(choice.note, *_decisions(options, source, backend, threads)),
+        decisions=(choice.note, *_decisions(options, original, backend, threads)),
         stops=conversation.stops,
         template_note=conversation.template_note,
     )
@@ -306,7 +306,7 @@ def _kv_form(wanted: str) -> str:
 def _decisions(
     options: LoadOptions, source: Source, backend: Backend, threads: ThreadChoice
 ) -> list[str]:
-    decisions = [f"{name} left out: {why}" for name, why in source.binding.unused.items()]
+    decisions = _left_out(source.binding.unused)
     if options.device == "auto":
         decisions.append(f"device {backend.device} ({kernels_of(backend)})")
     if backend.device == "cpu":
@@ -315,6 +315,17 @@ def _decisions(
         )
         decisions.append(f"{threads.prefill} threads{decode} ({threads.why})")
     return decisions
+
+
+def _left_out(unused: Mapping[str, str]) -> list[str]:
+    """One line for each reason: a model that sees has hundreds of tensors for that alone."""
+    names: dict[str, list[str]] = {}
+    for name, why in unused.items():
+        names.setdefault(why, []).append(name)
+    return [
+        f"{first}{f' and {len(more)} more' if more else ''} left out: {why}"
+        for why, (first, *more) in names.items()
+    ]
 
 
 def kernels_of(backend: Backend) -> str:

@@ -101,7 +101,7 @@ def open_source(path: Path, *, exact: bool = False) -> Source:
     if checkpoint.layout == "gguf":
         binding = bind_gguf(checkpoint.config, shapes, checkpoint.read)
     else:
-        binding = bind_huggingface(checkpoint.config, shapes)
+        binding = bind_huggingface(checkpoint.config, shapes, checkpoint.read)
     return Source(checkpoint, binding, exact)
 
 

@@ -42,7 +42,8 @@ class Architecture:
 
     ``model_type`` and ``class_names`` as configs name it; ``spec`` reads a config (ModelFileError
     for values it does not support); ``tiny``: configs of small models for the parity tests, each
-    exercising another corner; ``layout``: where its checkpoints keep the parameters.
+    exercising another corner; ``layout``: where its checkpoints keep the parameters; ``text``:
+    the language model's own config inside that of a model that does more.
     """
 
     model_type: str
@@ -51,6 +52,7 @@ class Architecture:
     tiny: tuple[dict[str, object], ...]
     layout: Layout = field(default_factory=Layout)
     gguf: GgufForm | None = None
+    text: Callable[[Config], Config] | None = None
 
 
 def architectures() -> dict[str, Architecture]:

@@ -7,7 +7,7 @@ every parameter filled with the right shape; otherwise a ModelFileError names th
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from llmrun.errors import ModelFileError
@@ -15,7 +15,7 @@ from llmrun.kernels.forms import Form, matrix, rows
 from llmrun.model.architecture import Config, find, find_gguf
 from llmrun.model.gguf import GgufFile
 from llmrun.model.layout import Layout, Piece, Shape, half_split_rows, n_rows
-from llmrun.model.parameters import HEAD, Parameter, expected, layer_name
+from llmrun.model.parameters import EMBEDDING, HEAD, Parameter, expected, layer_name
 from llmrun.model.spec import DecoderSpec, RopeByLength
 
 Shapes = Mapping[str, Shape]
@@ -37,9 +37,9 @@ class Binding:
 
     ``held``: by the checkpoint's names, in its order. ``published``: the Hugging Face name of each
     tensor. ``parameters``: by canonical name. ``config``: the Hugging Face config of the same
-    model, unless ``inexpressible`` says why the weights cannot be written beside one.
-    ``row_orders``: tensors whose rows the published checkpoint has in another order. ``unused``:
-    tensors left out on purpose, with the reason.
+    decoder (of a model that also sees, the text model's own), unless ``inexpressible`` says why
+    the weights cannot be written beside one. ``row_orders``: tensors whose rows the published
+    checkpoint has in another order. ``unused``: tensors left out on purpose, with the reason.
     """
 
     spec: DecoderSpec
@@ -70,20 +70,47 @@ class Binding:
         return form if order is None else rows(form, order)
 
 
-def bind_huggingface(config: Config, shapes: Shapes) -> Binding:
-    """Match a Hugging Face checkpoint (config.json and tensor shapes by name)."""
+def bind_huggingface(config: Config, shapes: Shapes, read: Callable[[str], Form]) -> Binding:
+    """Match a Hugging Face checkpoint (config.json and tensor shapes by name).
+
+    ``read`` serves a head that the config ties to the embedding: files may hold another one, and
+    then the file is right, as in the transformers library.
+    """
     arch = find(config.get("model_type"))
     spec, layout = arch.spec(config), arch.layout
     unused = {name: "recomputed from the config" for name in shapes if RECOMPUTED.match(name)}
     unused |= {n: why for n in shapes if (why := layout.why_ignored(n)) is not None}
     held = _held(layout, spec, {n: n for n in shapes if n not in unused}, shapes)
-    if spec.tied:
-        for name in [n for n, h in held.items() if h.pieces[0].canonical == HEAD]:
-            unused[name] = "the config ties the head to the embedding"
-            del held[name]
+    names = {h.pieces[0].canonical: name for name, h in held.items()}
+    if spec.tied and HEAD in names and EMBEDDING in names:
+        if _same(read(names[HEAD]), read(names[EMBEDDING])):
+            unused[names[HEAD]] = "the config ties the head to the embedding"
+            del held[names[HEAD]]
+        else:
+            spec = replace(spec, tied=False)
     inexpressible = _stacked(name for name in held if len(shapes[name]) > 2)
-    published = {name: name for name in held}
+    published = {name: layout.bare(name) for name in held}
+    if arch.text is not None:
+        config = dict(arch.text(config))
+        config["architectures"] = [find(config["model_type"]).class_names[0]]
     return _matched(spec, config, held, shapes, unused, published, {}, inexpressible)
+
+
+def _same(one: Form, other: Form) -> bool:
+    """Whether two weights are the same to the bit."""
+    if (one.kind, one.shape) != (other.kind, other.shape):
+        return False
+    pairs = zip(one.arrays.values(), other.arrays.values(), strict=True)
+    return all(_same_bytes(a.data, b.data) for a, b in pairs)
+
+
+def _same_bytes(one: memoryview, other: memoryview) -> bool:
+    # Memoryviews compare byte by byte in Python's time, bytes at the speed of memory.
+    step = 1 << 20
+    return len(one) == len(other) and all(
+        bytes(one[start : start + step]) == bytes(other[start : start + step])
+        for start in range(0, len(one), step)
+    )
 
 
 def bind_gguf(metadata: Config, shapes: Shapes, read: Callable[[str], Form]) -> Binding:

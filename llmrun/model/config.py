@@ -5,7 +5,6 @@ that is neither read, known to be harmless, nor null. Numbers are checked before
 exists. Every refusal is a ModelFileError that names the key.
 """
 
-import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -70,6 +69,9 @@ LIMITS = {
 }
 """Largest value believed for a size; anything above is damage, not a model."""
 
+SMALLEST = 1e-30
+"""No number of a model is smaller, or larger than its reciprocal."""
+
 
 class ConfigReader:
     """Typed access to one config mapping. null counts as absent, unless a method says otherwise."""
@@ -109,7 +111,7 @@ class ConfigReader:
         """A finite number above zero."""
         value = self._take(key, default)
         if not _is_positive(value):
-            raise self._bad(key, value, "a finite number above 0")
+            raise self._bad(key, value, "a number above 0, of a size that models have")
         return float(cast(float, value))
 
     def optional_number(self, key: str) -> float | None:
@@ -122,7 +124,7 @@ class ConfigReader:
         value = self._take(key, None)
         fits = isinstance(value, list) and len(value) == count
         if not fits or not all(map(_is_positive, cast("list[object]", value))):
-            raise self._bad(key, value, f"{count} finite numbers above 0")
+            raise self._bad(key, value, f"{count} numbers above 0, of a size that models have")
         return [float(number) for number in cast("list[float]", value)]
 
     def flags(self, key: str, count: int) -> list[bool] | None:
@@ -131,7 +133,11 @@ class ConfigReader:
         value = self._config.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != count or not set(value) <= {0, 1}:
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or any(v not in (0, 1) for v in value)
+        ):
             raise self._bad(key, value, f"{count} values of 0 or 1")
         return [bool(item) for item in value]
 
@@ -225,7 +231,7 @@ class ConfigReader:
 
 def _is_positive(value: object) -> bool:
     fits = isinstance(value, int | float) and not isinstance(value, bool)
-    return fits and math.isfinite(cast(float, value)) and cast(float, value) > 0
+    return fits and SMALLEST <= cast(float, value) <= 1 / SMALLEST
 
 
 def positive_integer(value: object) -> int | None:

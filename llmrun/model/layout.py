@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from llmrun.model.config import LIMITS
 from llmrun.model.parameters import Parameter
 
 Shape = tuple[int, ...]
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"\bexperts\.(\d+)\.")
 
 
@@ -64,26 +65,32 @@ class Layout:
         found = (why for pattern, why in self.ignored.items() if re.match(pattern, name))
         return next(found, None)
 
+    def bare(self, name: str) -> str:
+        """What a tensor is called in a checkpoint of the language model alone."""
+        prefix = next((p for p in self.prefixes if name.startswith(p)), None)
+        if prefix is not None:
+            return f"model.{name.removeprefix(prefix)}"
+        # Wrappers put the head inside the language model, too.
+        return "lm_head.weight" if name.endswith("lm_head.weight") else name
+
     def pieces(
         self, name: str, shape: Shape, parameters: Mapping[str, Parameter]
     ) -> tuple[tuple[Piece, ...], bool]:
         """The parameters in a tensor, and whether it is transposed.
 
-        Names nobody knows come back as they are: they are no parameters.
+        Names nobody knows, and stacks that are none, come back as they are: they are no parameters.
         """
-        prefix = next((p for p in self.prefixes if name.startswith(p)), None)
-        if prefix is None:
-            # Wrappers put the head inside the language model, too.
-            return (Piece("lm_head.weight" if name.endswith("lm_head.weight") else name),), False
-        rest = name.removeprefix(prefix)
-        found = _LAYER.fullmatch(rest)
+        bare = self.bare(name)
+        found = _LAYER.fullmatch(bare)
         if found is None:
-            return (Piece(f"model.{rest}"),), False
+            return (Piece(bare),), False
         layer, part = found.groups()
         place = self._place(part)
         parts = [f"model.layers.{layer}.{part}" for part in place.parts]
         if not place.stacked:
             return tuple(_one_after_another(parts, parameters)), place.transposed
+        if len(shape) not in (2, 3) or not 1 <= shape[0] <= LIMITS["num_experts"]:
+            return (Piece(bare),), False
         return tuple(_stack(parts, place, shape)), place.transposed
 
     def _place(self, part: str) -> Place:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmrun.errors import ModelFileError
 from llmrun.kernels.ops import Heads
 from llmrun.model.config import ConfigReader
-from llmrun.model.rope import DEFAULT_THETA, read_rope
+from llmrun.model.rope import DEFAULT_THETA, read_rope, stretched_positions
 from llmrun.model.spec import DecoderSpec, LayerSpec, NormSpec
 
 TINY: dict[str, object] = {
@@ -34,14 +34,15 @@ class Defaults:
     """What transformers takes for keys that are not there, and how an architecture calls some.
 
     ``kv_heads`` None: as many as query heads; ``head_dim`` None: hidden / heads.
-    ``layer_type``: the rotation to read where there is one for each type of layer.
+    ``partial`` None: heads are rotated whole. ``layer_type``: the rotation to read where there is
+    one for each type of layer.
     """
 
     kv_heads: int | None = None
     head_dim: int | None = None
     positions: int = 2048
     theta: float = DEFAULT_THETA
-    partial: float = 1.0
+    partial: float | None = None
     eps: float = 1e-6
     eps_key: str = "rms_norm_eps"
     activation: str = "silu"
@@ -91,6 +92,6 @@ def read_spec(reader: ConfigReader, architecture: str, defaults: Defaults = LLAM
         norm=NormSpec(reader.number(defaults.eps_key, defaults.eps)),
         activation=ACTIVATIONS[activation],
         attention_scale=head_dim**-0.5,
-        max_positions=positions,
+        max_positions=stretched_positions(reader, positions),
         tied=reader.flag("tie_word_embeddings", defaults.tied),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llmrun.errors import ModelFileError
 from llmrun.kernels.ops import Rope
 from llmrun.model import frequencies
-from llmrun.model.config import ConfigReader
+from llmrun.model.config import LIMITS, ConfigReader
 from llmrun.model.spec import RopeByLength
 
 DEFAULT_THETA = 10_000.0
@@ -38,16 +38,17 @@ def read_rope(
     positions: int,
     *,
     theta: float = DEFAULT_THETA,
-    partial: float = 1.0,
+    partial: float | None = None,
     layer_type: str | None = None,
 ) -> Rope | RopeByLength:
     """Build the rotation of a model with heads of ``head_dim`` and a context of ``positions``.
 
     ``theta`` and ``partial`` (the rotated share of a head) are what the architecture takes when
-    the config does not say. ``layer_type`` picks one of several rotations.
+    the config does not say; ``partial`` None: it rotates whole heads, whatever a config says, so
+    none may say anything else. ``layer_type`` picks one of several rotations.
     """
     theta = config.number("rope_theta", theta)
-    partial = config.number("partial_rotary_factor", partial)
+    partial = _share(config, partial)
     original = config.optional_integer("original_max_position_embeddings")
     read = [
         _read_section(section, head_dim, positions, theta, partial, original)
@@ -59,13 +60,38 @@ def read_rope(
             "the model's config has both rope_scaling and rope_parameters, and they differ",
             "check that config.json is the publisher's own",
         )
-    return read[0] if read else Rope(frequencies.base(theta, rotated_dims(head_dim, partial)))
+    dims = rotated_dims(head_dim, partial or 1.0)
+    return read[0] if read else Rope(frequencies.base(theta, dims))
+
+
+def stretched_positions(config: ConfigReader, positions: int) -> int:
+    """The context that a scaled rotation reaches, where configs name the shorter one before it."""
+    reached = positions
+    for name in ("rope_scaling", "rope_parameters"):
+        section = config.section(name)
+        if section is None:
+            continue
+        factor = section.optional_number("factor") or 1.0
+        kind = section.string("rope_type", section.string("type", "default"))
+        if kind == "yarn":
+            original = section.optional_integer("original_max_position_embeddings") or positions
+            reached = max(reached, int(factor * original))
+        elif kind == "dynamic":
+            reached = max(reached, int(factor * positions))
+    return min(reached, LIMITS["max_position_embeddings"])
 
 
 def has_rope_per_layer_type(config: ConfigReader) -> bool:
     """Whether ``rope_parameters`` holds one rotation for each type of layer."""
     section = config.section("rope_parameters")
     return section is not None and section.section("full_attention") is not None
+
+
+def _share(config: ConfigReader, partial: float | None) -> float | None:
+    if partial is not None:
+        return config.number("partial_rotary_factor", partial)
+    config.pinned("partial_rotary_factor", 1.0)
+    return None
 
 
 def rotated_dims(head_dim: int, partial: float) -> int:
@@ -118,11 +144,11 @@ def _read_section(
     head_dim: int,
     positions: int,
     theta: float,
-    partial: float,
+    partial: float | None,
     original: int | None,
 ) -> Rope | RopeByLength:
     theta = section.number("rope_theta", theta)
-    dims = rotated_dims(head_dim, section.number("partial_rotary_factor", partial))
+    dims = rotated_dims(head_dim, _share(section, partial) or 1.0)
     kind = section.string("type", "default")
     kind = section.string("rope_type", kind)
     if kind not in _TYPES:
@@ -132,7 +158,13 @@ def _read_section(
         )
     # Where both are given, the one beside the section counts, as the publishers' code has it.
     inner = section.optional_integer("original_max_position_embeddings")
-    rope = _TYPES[kind](section, theta, Sizes(dims, positions), original or inner or positions)
+    try:
+        rope = _TYPES[kind](section, theta, Sizes(dims, positions), original or inner or positions)
+    except (ArithmeticError, ValueError) as error:  # numbers that are in range one by one
+        raise ModelFileError(
+            f"the numbers of the model's {kind} rotary embedding give no frequencies: {error}",
+            "check that config.json is the publisher's own",
+        ) from error
     section.finish()
     return rope
 

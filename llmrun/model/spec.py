@@ -115,6 +115,8 @@ class DecoderSpec:
         limits = {r.limits for r in self._ropes_by_length()}
         if len(limits) > 1:
             raise ValueError(f"layers change their rotation at different lengths: {limits}")
+        if self.mixture is not None and (self.parallel or self.norm.after or not self.norm.before):
+            raise ValueError("a mixture of experts has a norm before it, and none behind")
 
     @cached_property
     def rope_limits(self) -> tuple[int, ...]:

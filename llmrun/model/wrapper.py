@@ -15,17 +15,18 @@ IGNORED: Mapping[str, str] = {
 }
 """Tensors of the other parts, with the reason for leaving them out."""
 
+_SAID_OUTSIDE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+
 _ABOUT_IMAGES = frozenset({"vision_config", "image_token_index", "image_token_id"})
 
 
 def read_wrapper(
     config: Mapping[str, object], model_types: tuple[str, ...], harmless: frozenset[str]
 ) -> Mapping[str, object]:
-    """The decoder's config inside, which is of one of ``model_types`` (the first if it does not
-    say).
+    """The decoder's own config, which is of one of ``model_types`` (the first if it does not say).
 
-    Whether the head is tied is said outside or, if not, inside. ``harmless``: keys outside that
-    are about images. ModelFileError names other keys.
+    Whether the head is tied and which ids end an answer is said outside or, if not, inside.
+    ``harmless``: keys outside that are about images. ModelFileError names other keys.
     """
     reader = ConfigReader(config)
     section = reader.section("text_config")
@@ -34,6 +35,7 @@ def read_wrapper(
     if section is not None:
         section.one_of("model_type", model_types[0], *model_types)
     reader.pinned("is_encoder_decoder", False)
-    tied = reader.flag("tie_word_embeddings", bool(text.get("tie_word_embeddings")))
+    reader.flag("tie_word_embeddings", False)
     reader.finish(HARMLESS | _ABOUT_IMAGES | harmless)
-    return {**text, "tie_word_embeddings": tied} if "tie_word_embeddings" in config else text
+    said = {key: config[key] for key in _SAID_OUTSIDE if config.get(key) is not None}
+    return {"model_type": model_types[0], **text, **said}

@@ -143,6 +143,19 @@ def test_a_tied_head_in_the_file_is_mentioned(folder: Any, settings: Settings) -
     assert any("lm_head.weight left out" in decision for decision in loaded.decisions)
 
 
+def test_many_tensors_left_out_for_one_reason_are_one_line(folder: Any, settings: Settings) -> None:
+    model = folder()
+    state = load_file(model / "model.safetensors")
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"
+        state[name] = torch.ones(8)
+    save_file(state, model / "model.safetensors", metadata={"format": "pt"})
+    for quant in ("none", "int8"):  # of the copy in the store, too, it says what the file had
+        decisions = opened(model, settings, quant=quant).decisions
+        (line,) = [decision for decision in decisions if "left out" in decision]
+        assert line.endswith("rotary_emb.inv_freq and 1 more left out: recomputed from the config")
+
+
 def as_fp8(model: Path) -> Path:
     """The checkpoint with its projections as 8-bit floats in blocks of 128 x 128."""
     weights = load_file(str(model / "model.safetensors"))

@@ -17,10 +17,14 @@ MODEL_TYPE = "gemma3"
 ABOUT_IMAGES = frozenset({"mm_tokens_per_image", "boi_token_index", "eoi_token_index"})
 
 
+def text(config: Config) -> Config:
+    """The config of the text model."""
+    return read_wrapper(config, (gemma3_text.MODEL_TYPE,), ABOUT_IMAGES)
+
+
 def spec(config: Config) -> DecoderSpec:
     """Read the text part of a Gemma 3 config. ModelFileError names what is not supported."""
-    text = read_wrapper(config, (gemma3_text.MODEL_TYPE,), ABOUT_IMAGES)
-    return replace(gemma3_text.spec(text), architecture=MODEL_TYPE)
+    return replace(gemma3_text.spec(text(config)), architecture=MODEL_TYPE)
 
 
 ARCH = Architecture(
@@ -44,4 +48,5 @@ ARCH = Architecture(
         },
     ),
     layout=Layout(PLACES, PREFIXES, IGNORED),
+    text=text,
 )

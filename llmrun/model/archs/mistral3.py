@@ -23,11 +23,18 @@ ABOUT_IMAGES = frozenset(
 )
 
 
+_READERS = {mistral.MODEL_TYPE: mistral.spec, ministral3.MODEL_TYPE: ministral3.spec}
+
+
+def text(config: Config) -> Config:
+    """The config of the text model."""
+    return read_wrapper(config, tuple(_READERS), ABOUT_IMAGES)
+
+
 def spec(config: Config) -> DecoderSpec:
     """Read the text part of a Mistral 3 config. ModelFileError names what is not supported."""
-    readers = {mistral.MODEL_TYPE: mistral.spec, ministral3.MODEL_TYPE: ministral3.spec}
-    text = read_wrapper(config, tuple(readers), ABOUT_IMAGES)
-    result = readers[str(text.get("model_type", mistral.MODEL_TYPE))](text)
+    inner = text(config)
+    result = _READERS[str(inner["model_type"])](inner)
     return replace(result, architecture=MODEL_TYPE)
 
 
@@ -55,4 +62,5 @@ ARCH = Architecture(
         },
     ),
     layout=Layout(prefixes=PREFIXES, ignored=IGNORED),
+    text=text,
 )

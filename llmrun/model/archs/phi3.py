@@ -32,7 +32,7 @@ def spec(config: Config) -> DecoderSpec:
     reader.pinned("full_attn_mod", 1)
     reader.pinned("interpolate_factor", 1)
     window = reader.optional_integer("sliding_window")
-    result = read_spec(reader, MODEL_TYPE, Defaults(positions=4096, eps=1e-5))
+    result = read_spec(reader, MODEL_TYPE, Defaults(positions=4096, partial=1.0, eps=1e-5))
     reader.finish(HARMLESS)
     return windowed(result, [window] * len(result.layers))
 

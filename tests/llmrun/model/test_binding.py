@@ -18,8 +18,12 @@ SHAPES = {n: p.shape for n, p in expected(architectures()["llama"].spec(CONFIG))
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
+def unread(name: str) -> Dense:
+    raise AssertionError(name)
+
+
 def test_names_go_one_to_one() -> None:
-    binding = bind_huggingface(CONFIG, SHAPES)
+    binding = bind_huggingface(CONFIG, SHAPES, unread)
     assert {n: h.pieces[0].canonical for n, h in binding.held.items()} == {n: n for n in SHAPES}
     assert binding.unused == {}
 
@@ -38,18 +42,32 @@ def test_names_go_one_to_one() -> None:
 def test_any_mismatch_names_the_tensor(change: dict[str, object], message: str) -> None:
     shapes = {n: s for n, s in (SHAPES | change).items() if s is not None}
     with pytest.raises(ModelFileError, match=message):
-        bind_huggingface(CONFIG, shapes)
+        bind_huggingface(CONFIG, shapes, unread)
 
 
 def test_a_tied_head_in_the_file_is_left_out_with_a_reason() -> None:
-    binding = bind_huggingface(CONFIG | {"tie_word_embeddings": True}, SHAPES)
+    same = Dense(to_host(torch.ones(131, 64)))
+    binding = bind_huggingface(CONFIG | {"tie_word_embeddings": True}, SHAPES, lambda _: same)
+    assert binding.spec.tied
     assert HEAD not in binding.held
     assert "ties" in binding.unused[HEAD]
 
 
+def test_a_head_of_its_own_counts_whatever_the_config_says() -> None:
+    def weights(name: str) -> Dense:
+        values = torch.ones(131, 64)
+        values[-1, -1] = 2.0 if name == HEAD else 1.0
+        return Dense(to_host(values))
+
+    binding = bind_huggingface(CONFIG | {"tie_word_embeddings": True}, SHAPES, weights)
+    assert not binding.spec.tied
+    assert HEAD in binding.held
+    assert binding.unused == {}
+
+
 def test_recomputed_buffers_are_an_explicit_list() -> None:
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    binding = bind_huggingface(CONFIG, {**SHAPES, buffer: (8,)})
+    binding = bind_huggingface(CONFIG, {**SHAPES, buffer: (8,)}, unread)
     assert set(binding.unused) == {buffer}
 
 

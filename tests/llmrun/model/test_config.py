@@ -135,3 +135,32 @@ def find_known(name: str) -> set[str]:
         "attention_bias", "mlp_bias", "hidden_act", "sliding_window", "use_sliding_window",
         "max_window_layers", "layer_types", "num_local_experts",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rope", "reached"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
+        ({"rope_type": "dynamic", "factor": 2.0}, 65_536),
+        ({"rope_type": "linear", "factor": 2.0}, 32_768),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_stretched_context_is_offered(rope: dict[str, object], reached: int) -> None:
+    # As Qwen 2.5's model cards advise: max_position_embeddings stays what it was.
+    config = LLAMA | {"max_position_embeddings": 32_768, "rope_scaling": rope}
+    del config["rope_parameters"]
+    assert find("llama").spec(config).max_positions == reached
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "olmo2"])
+def test_a_partial_rotation_that_transformers_ignores_is_refused(name: str) -> None:
+    config = dict(architectures()[name].tiny[0]) | {"partial_rotary_factor": 0.5}
+    with pytest.raises(ModelFileError, match="partial_rotary_factor"):
+        find(name).spec(config)
+    find(name).spec(config | {"partial_rotary_factor": 1.0})
+
+
+def test_numbers_of_no_model_are_refused_by_name() -> None:
+    with pytest.raises(ModelFileError, match="logits_scaling"):
+        find("granite").spec(dict(architectures()["granite"].tiny[0]) | {"logits_scaling": 1e-300})

@@ -64,7 +64,7 @@ def theirs(
 
 
 def read(parameters: object, head_dim: int = 64, positions: int = POSITIONS) -> Rope | RopeByLength:
-    return read_rope(ConfigReader({"rope_parameters": parameters}), head_dim, positions)
+    return read_rope(ConfigReader({"rope_parameters": parameters}), head_dim, positions, partial=1.0)
 
 
 def read_one(parameters: object, head_dim: int = 64) -> Rope:
@@ -253,3 +253,31 @@ def test_r088_queries_far_behind_the_original_length(parameters: dict[str, objec
     ours = rotated(read_one(parameters), 64, positions, q)
     # 2 ulp of a frequency of 1 are 0.01 radians at this position.
     torch.testing.assert_close(ours, expected[0], rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0},
+        longrope(64, **{ORIGINAL: 1}),
+    ],
+    ids=["theta", "original"],
+)
+def test_numbers_that_only_fail_together_are_refused(parameters: dict[str, object]) -> None:
+    kind = parameters["rope_type"]
+    with pytest.raises(ModelFileError, match=f"{kind} rotary embedding give no frequencies"):
+        read_rope(ConfigReader({"rope_parameters": parameters}), 64, POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "key"),
+    [
+        ({"rope_type": "dynamic", "factor": 1e300}, "factor"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e308}, "beta_fast"),
+        (longrope(64, short_factor=[1e-300] * 32), "short_factor"),
+    ],
+    ids=["ntk", "beta", "factors"],
+)
+def test_absurd_numbers_are_refused_by_name(parameters: dict[str, object], key: str) -> None:
+    with pytest.raises(ModelFileError, match=key):
+        read_rope(ConfigReader({"rope_parameters": parameters}), 64, POSITIONS)

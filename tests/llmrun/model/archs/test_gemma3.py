@@ -3,6 +3,7 @@
 import pytest
 
 from llmrun.errors import ModelFileError
+from llmrun.kernels.forms import Form
 from llmrun.kernels.ops import Heads, Rope
 from llmrun.model import frequencies
 from llmrun.model.archs.gemma3 import ARCH, spec
@@ -68,7 +69,7 @@ def test_tensors_of_both_layouts(prefix: str) -> None:
     wanted = bind_names(tiny)
     shapes = {name.replace("model.", prefix, 1): shape for name, shape in wanted.items()}
     eyes = ("vision_tower.encoder.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight")
-    binding = bind_huggingface(tiny, shapes | dict.fromkeys(eyes, (4,)))
+    binding = bind_huggingface(tiny, shapes | dict.fromkeys(eyes, (4,)), unread)
     assert {p.canonical for held in binding.held.values() for p in held.pieces} == {
         name.replace("post_attention_layernorm", "post_self_attn_layernorm")
         .replace("pre_feedforward_layernorm", "post_attention_layernorm")
@@ -77,7 +78,25 @@ def test_tensors_of_both_layouts(prefix: str) -> None:
     }
     assert binding.unused == dict.fromkeys(eyes, "images are not read")
     with pytest.raises(ModelFileError, match="audio_tower"):
-        bind_huggingface(tiny, shapes | {"audio_tower.weight": (4,)})
+        bind_huggingface(tiny, shapes | {"audio_tower.weight": (4,)}, unread)
+
+
+def unread(name: str) -> Form:
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_what_is_written_is_the_text_model_alone(prefix: str) -> None:
+    # A folder that calls itself a model with eyes but has none loads in no other engine.
+    tiny = dict(ARCH.tiny[0]) | {"eos_token_id": [1, 106]}
+    wanted = bind_names(tiny)
+    shapes = {name.replace("model.", prefix, 1): shape for name, shape in wanted.items()}
+    binding = bind_huggingface(tiny, shapes | {"vision_tower.encoder.weight": (4,)}, unread)
+    assert set(binding.published.values()) == set(wanted)
+    assert binding.config["model_type"] == "gemma3_text"
+    assert binding.config["architectures"] == ["Gemma3ForCausalLM"]
+    assert binding.config["eos_token_id"] == [1, 106]  # said outside only
+    assert bind_huggingface(binding.config, wanted, unread).parameters == binding.parameters
 
 
 def bind_names(tiny: dict[str, object]) -> dict[str, tuple[int, ...]]:

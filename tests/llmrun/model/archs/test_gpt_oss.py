@@ -6,6 +6,7 @@ from transformers import GptOssConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmrun.errors import ModelFileError
+from llmrun.kernels.forms import Form
 from llmrun.kernels.ops import Heads, Rope
 from llmrun.model.architecture import find
 from llmrun.model.binding import Binding, bind_huggingface
@@ -112,7 +113,12 @@ def bound(experts: dict[str, tuple[int, ...]]) -> Binding:
     wanted = expected(ARCH.spec(config))
     shapes = {name: p.shape for name, p in wanted.items() if ".mlp." not in name}
     own = {"router.weight": (4, 64), "router.bias": (4,)} | experts
-    return bind_huggingface(config, shapes | {f"model.layers.0.mlp.{n}": s for n, s in own.items()})
+    shapes |= {f"model.layers.0.mlp.{name}": shape for name, shape in own.items()}
+    return bind_huggingface(config, shapes, unread)
+
+
+def unread(name: str) -> Form:
+    raise AssertionError(name)
 
 
 BIASES = {"experts.gate_up_proj_bias": (4, 128), "experts.down_proj_bias": (4, 64)}
@@ -133,6 +139,12 @@ def test_plain_and_mxfp4_stacks_lie_differently() -> None:
     assert rows["model.layers.0.mlp.experts.1.gate_proj.weight"] == range(128, 256, 2)
     assert rows["model.layers.0.mlp.experts.1.up_proj.weight"] == range(129, 256, 2)
     assert plain.held["model.layers.0.mlp.experts.gate_up_proj"].pieces == pieces
+
+
+@pytest.mark.parametrize("shape", [(4,), (0, 64, 128), (1 << 40, 64, 128), (2, 2, 64, 64)])
+def test_a_stack_that_is_none_is_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelFileError, match=r"not used by this architecture: .*gate_up_proj"):
+        bound(BIASES | {"experts.gate_up_proj": shape, "experts.down_proj": (4, 64, 64)})
 
 
 def test_a_stack_of_the_wrong_shape_is_named() -> None:

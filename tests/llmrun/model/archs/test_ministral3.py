@@ -82,7 +82,6 @@ def test_the_context_ends_where_queries_begin_to_be_scaled() -> None:
     assert scales[2] > 1.0
     unscaled = spec(MINISTRAL_3_3B | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.0}})
     assert unscaled.max_positions == 262144
-    assert spec(MINISTRAL_3_3B | {"max_position_embeddings": 8192}).max_positions == 8192
 
 
 def test_without_rope_parameters_the_library_s_count() -> None:

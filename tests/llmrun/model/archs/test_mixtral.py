@@ -73,6 +73,10 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, object], nam
         ARCH.spec(PUBLISHED | change)
 
 
+def unread(name: str) -> Form:
+    raise AssertionError(name)
+
+
 def test_experts_in_stacks_or_one_by_one() -> None:
     config = dict(ARCH.tiny[0])
     wanted = expected(ARCH.spec(config))
@@ -88,7 +92,7 @@ def test_experts_in_stacks_or_one_by_one() -> None:
     assert "model.layers.1.block_sparse_moe.experts.3.w2.weight" in apart
     by_name = {
         piece.canonical: piece.rows
-        for held in bind_huggingface(config, apart).held.values()
+        for held in bind_huggingface(config, apart, unread).held.values()
         for piece in held.pieces
     }
     assert by_name == dict.fromkeys(wanted)
@@ -97,7 +101,7 @@ def test_experts_in_stacks_or_one_by_one() -> None:
     for layer in range(2):
         stacked[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = (4, 192, 64)
         stacked[f"model.layers.{layer}.mlp.experts.down_proj"] = (4, 64, 96)
-    binding = bind_huggingface(config, stacked)
+    binding = bind_huggingface(config, stacked, unread)
     pieces = binding.held["model.layers.1.mlp.experts.gate_up_proj"].pieces
     found = {piece.canonical: piece.rows for piece in pieces}
     assert found["model.layers.1.mlp.experts.2.gate_proj.weight"] == range(384, 480)
@@ -106,9 +110,6 @@ def test_experts_in_stacks_or_one_by_one() -> None:
 
 
 def test_a_gguf_with_each_expert_in_its_own_tensors_is_refused_by_name() -> None:
-    def read(name: str) -> Form:
-        raise AssertionError(name)
-
     metadata: dict[str, object] = {
         "general.architecture": "llama",
         "llama.expert_count": 8,
@@ -118,4 +119,4 @@ def test_a_gguf_with_each_expert_in_its_own_tensors_is_refused_by_name() -> None
     }
     shapes = {"token_embd.weight": (131, 64), "blk.0.ffn_gate.0.weight": (96, 64)}
     with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_gate\.0\.weight"):
-        bind_gguf(metadata, shapes, read)
+        bind_gguf(metadata, shapes, unread)

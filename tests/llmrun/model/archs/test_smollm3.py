@@ -61,7 +61,13 @@ def test_windows_only_where_they_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"mystery": 1}, {"no_rope_layers": [1, 0]}, {"layer_types": ["mamba"] * 36}]
+    "change",
+    [
+        {"mystery": 1},
+        {"no_rope_layers": [1, 0]},
+        {"no_rope_layers": [[1]] * 36},
+        {"layer_types": ["mamba"] * 36},
+    ],
 )
 def test_what_it_does_not_know_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ModelFileError, match=next(iter(change)) + "|mamba"):
