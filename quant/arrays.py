@@ -5,7 +5,7 @@ bf16, which numpy lacks, is moved as integers of its width and widened for arith
 
 from typing import TYPE_CHECKING
 
-from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.host import DType, HostArray, empty
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,24 @@ def floats(host: HostArray) -> "Floats":
     stored = {DType.F32: "<f4", DType.F16: "<f2"}[host.dtype]
     flat = np.frombuffer(host.data, stored).astype(np.float32, copy=False)
     return flat.reshape(host.shape)
+
+
+def widened(values: HostArray) -> HostArray:
+    """Return F16 or BF16 elements as F32, the type of minima: kernels want both of one type."""
+    if values.dtype is DType.F32:
+        return values
+    result = empty(DType.F32, values.shape)
+    floats(result)[...] = floats(values)
+    return result
+
+
+def first_overflow(scales: HostArray, largest: float) -> int | None:
+    """Return the flat index of the first scale that is not finite times ``largest``, or None."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(floats(scales).ravel() * np.float32(largest))
+    return int(bad.argmax()) if bad.any() else None
 
 
 def nibbles(codes: "Unsigned") -> "Unsigned":

@@ -99,9 +99,7 @@ class CoverageBuilder:
         self._scheme = scheme
         self._entries: list[_Entry] = []
 
-    def add(
-        self, name: str, role: Role, form: Form, planned: Planned, widening: int = 0
-    ) -> None:
+    def add(self, name: str, role: Role, form: Form, planned: Planned, widening: int = 0) -> None:
         """Count one weight in the form it has now, and the bits by which a backend widens it."""
         wider = widening * parameters(form) // 8
         self._entries.append(

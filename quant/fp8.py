@@ -56,15 +56,6 @@ def first_nan(codes: HostArray) -> int | None:
     return None
 
 
-def first_overflow(scales: HostArray) -> int | None:
-    """Return the flat index of the first scale (F32, F16, BF16) with which 448 is not finite."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        bad = ~np.isfinite(floats(scales).ravel() * np.float32(LARGEST))
-    return int(bad.argmax()) if bad.any() else None
-
-
 def dense_dtype(scales: HostArray) -> DType:
     """Return BF16 if every product is exact in it, which takes powers of two; else F32."""
     import numpy as np

@@ -6,7 +6,7 @@ is exact in fp32. numpy is imported on first use.
 
 from llmrun.kernels.forms import ROW
 from llmrun.kernels.host import DType, HostArray, LaterArray, empty
-from llmrun.quant.arrays import floats, nibbles, unsigned
+from llmrun.quant.arrays import floats, nibbles, unsigned, widened
 
 INT_GROUPS = (128, 64, 32, 16)
 LUT_GROUPS = (128, 64, 32)
@@ -57,15 +57,9 @@ def minima(scales: HostArray, zeros: HostArray) -> HostArray:
     import numpy as np
 
     result = empty(DType.F32, scales.shape)
-    np.multiply(floats(scales), unsigned(zeros), out=floats(result), casting="unsafe")
+    with np.errstate(over="ignore"):  # whoever reads the file refuses what is not finite
+        np.multiply(floats(scales), unsigned(zeros), out=floats(result), casting="unsafe")
     np.negative(floats(result), out=floats(result))
-    return result
-
-
-def widened(values: HostArray) -> HostArray:
-    """Return F16, BF16 or F32 as F32."""
-    result = empty(DType.F32, values.shape)
-    floats(result)[...] = floats(values)
     return result
 
 

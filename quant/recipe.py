@@ -51,7 +51,7 @@ def _planned(
         return Planned(None, "kept as in the file: no scheme was asked for")
     if role in (Role.EMBEDDING, Role.HEAD):
         if not resident:
-            return Planned(None, f"{role} stays 16 bit on disk, as other engines expect it")
+            return Planned(None, f"{role} is never quantized on disk, as other engines expect it")
         scheme = find(RESIDENT_SCHEME)
     elif role not in QUANTIZED_ROLES:
         return Planned(None, f"{role} is never quantized")

@@ -50,15 +50,6 @@ def signed_minima(zeros: HostArray, scales: HostArray) -> HostArray:
     return _products(unsigned.reshape(scales.shape), scales)
 
 
-def widened(scales: HostArray) -> HostArray:
-    """Return F16 or BF16 scales as F32, the type of minima: kernels want both of one type."""
-    if scales.dtype is DType.F32:
-        return scales
-    out = empty(DType.F32, scales.shape)
-    floats(out)[...] = floats(scales)
-    return out
-
-
 def _products(zeros: "npt.NDArray[np.float32]", scales: HostArray) -> HostArray:
     import numpy as np
 

@@ -248,7 +248,22 @@ def _fit(
     free = backend.free_bytes()
     free = memory.free_bytes() if free is None else free
     context, note = memory.fit_context(need, options.ctx, spec.max_positions, free)
-    return context, [] if note is None else [note]
+    return context, [*_larger(choice, source, backend), *([] if note is None else [note])]
+
+
+def _larger(choice: Choice, source: Source, backend: Backend) -> list[str]:
+    """What takes more memory than the file suggests."""
+    kept = choice.scheme is None
+    if kept and source.opened():
+        return ["weights that no kernel computes with as they are stored are plain numbers now"]
+    if choice.untouched:
+        return []  # asked for, and -q none is known to take more
+    kinds = {kind for _, _, kind in source.weights().values() if backend.widening(_form_kind(kind))}
+    if kept and kinds:
+        return [
+            f"{', '.join(sorted(kinds))} weights take 4 bits more each in memory than they need"
+        ]
+    return []
 
 
 def _build(

@@ -1,5 +1,6 @@
 """Deciding which scheme a model runs in, and what becomes of each weight in memory."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from llmrun.quant.roles import QUANTIZED_ROLES, Role
 from llmrun.quant.scheme import Scheme, find, fitting_group
 
 DEFAULT_SCHEME = "int4"
+
+SMALL_PARAMETERS, SMALL_SCHEME = 600_000_000, "int8"
+"""Below so many parameters 4 bits cost too much: the catalog's rule, for all other models too."""
 
 OPENED_SCHEME = "int8"
 """What quantized weights become that no kernel computes with as they are stored: adds a relative
@@ -49,11 +53,13 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
         note = f"scheme {scheme.name}: no kernel computes with weights as stored ({stored})"
         return Choice(scheme, scheme.name, note)
     if wanted == "auto" and stored is not None:
-        note = f"linear layers as stored ({stored}); 16-bit embedding and head become int8"
-        return Choice(None, stored, note)
+        dense = any(
+            is_dense(weight[2]) for weight in source.weights().values() if _is_outer(weight)
+        )
+        more = "; embedding and head become int8" if dense else ""
+        return Choice(None, stored, f"weights as stored ({stored}){more}")
     if wanted == "auto":
-        name = recommended or DEFAULT_SCHEME
-        why = "the catalog's recommendation" if recommended else "the default"
+        name, why = _recommended(source, recommended)
         return Choice(find(name), name, f"scheme {name} ({why}; -q chooses another)")
     scheme = find(wanted)
     if stored is None:
@@ -70,6 +76,16 @@ def choose_scheme(wanted: str, source: Source, recommended: str | None, requanti
             "or accept the loss with --requantize",
         )
     return Choice(scheme, wanted, f"scheme {wanted}, made from {stored}", requantized=True)
+
+
+def _recommended(source: Source, by_catalog: str | None) -> tuple[str, str]:
+    """A scheme for weights that are not quantized, and why."""
+    if by_catalog not in (None, "none"):
+        return str(by_catalog), "the catalog's recommendation"
+    parameters = sum(math.prod(shape) for _, shape, _ in source.weights().values())
+    if parameters < SMALL_PARAMETERS:
+        return SMALL_SCHEME, f"for models below {SMALL_PARAMETERS // 1_000_000} million weights"
+    return DEFAULT_SCHEME, "the default"
 
 
 def has_already(scheme: Scheme, source: Source) -> bool:
@@ -96,7 +112,7 @@ def plan_weights(choice: Choice, source: Source, *, resident: bool) -> dict[str,
         outer = {
             name: weight
             for name, weight in weights.items()
-            if weight[0] in (Role.EMBEDDING, Role.HEAD) and is_dense(weight[2])
+            if _is_outer(weight) and is_dense(weight[2])
         }
         if outer:  # to look a scheme up imports them all
             planned |= plan(find(RESIDENT_SCHEME), outer, resident=True)
@@ -127,6 +143,10 @@ def change(choice: Choice, role: Role, planned: Planned, name: str, form: Form) 
     if _is_undone(choice, role, form.kind):
         form = opened(form)
     return apply(planned, name, form)
+
+
+def _is_outer(weight: Weight) -> bool:
+    return weight[0] in (Role.EMBEDDING, Role.HEAD)
 
 
 def _must_be_opened(source: Source) -> bool:

@@ -113,9 +113,11 @@ def prepare(
     assert scheme is not None
     reason = refusal(scheme, source)
     if reason is not None:
+        again = " --requantize" if source.is_quantized else ""
+        in_memory = f"`llmrun chat -q {scheme.name}{again}` makes it while loading"
         raise UnavailableError(
             f"the model cannot be written in {scheme.name}: {reason}",
-            f"use int4 or int8; `llmrun chat -q {scheme.name}` makes it while loading",
+            in_memory if source.binding.inexpressible else f"use int4 or int8; {in_memory}",
         )
     planned = plan_weights(choice, source, resident=False)
     dtype = _model_dtype(choice, source, planned)

@@ -1,5 +1,6 @@
 """From options to a loaded model, with what there is to say about it on stderr."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -100,6 +101,12 @@ def is_alias(text: str) -> bool:
     from llmrun.store import catalog
 
     return text in catalog.load().entries
+
+
+def is_model_path(text: str) -> bool:
+    """Whether a text is the path of a GGUF file, or of a folder with a config, that is there."""
+    file = text if text.endswith(".gguf") else os.path.join(text, "config.json")
+    return os.path.isfile(file)  # false for whatever is no path at all
 
 
 def known(name: str, revision: str | None) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from llmrun.formats.checkpoint import Checkpoint, Format
-from llmrun.formats.method_config import MethodConfig, method_config, method_of
+from llmrun.formats.method_config import FROM_AUTOROUND, MethodConfig, method_config, method_of
 from llmrun.formats.parts import (
     FLOAT_NAMES,
     PartedWeight,
@@ -20,7 +20,7 @@ from llmrun.formats.parts import (
     weight_of,
 )
 from llmrun.formats.safetensors import open_tensors
-from llmrun.formats.stored import expect, need
+from llmrun.formats.stored import expect, extents, need
 from llmrun.kernels.forms import ROW, GroupInt
 from llmrun.kernels.host import DType, LaterArray
 from llmrun.quant.group_scales import scales_and_minima, shared_group
@@ -34,8 +34,8 @@ _VERSIONS = ("version", "format", "checkpoint_format")
 _READ = ("bits", "group_size", "zero_point", *_VERSIONS, "method", "modules_to_not_convert")
 _INERT = frozenset(
     (
-        *("batch_size", "block_name_to_quantize", "cache_block_outputs"),
-        *("damp_percent", "dataset", "desc_act", "do_fuse", "exllama_config", "fuse_max_seq_len"),
+        *("block_name_to_quantize", "cache_block_outputs", "damp_percent", "desc_act"),
+        *("do_fuse", "exllama_config", "fuse_max_seq_len"),
         *("lm_head", "max_input_length", "model_seqlen", "modules_in_block_to_quantize"),
         *("modules_to_fuse", "pad_token_id", "sym", "tokenizer", "true_sequential"),
         *("act_group_aware", "module_name_preceding_first_block", "pack_dtype"),
@@ -53,7 +53,7 @@ def _detect(path: Path) -> bool:
 
 def _open(folder: Path) -> Checkpoint:
     config = method_config(folder, _ADVICE)
-    config.check_keys(_READ, _INERT)
+    config.check_keys(_READ, _INERT | FROM_AUTOROUND)
     config.integer("bits", (BITS,))
     config.word("method", (METHOD,), METHOD)
     for key in _VERSIONS:
@@ -70,8 +70,7 @@ def _weight(module: str, parts: Parts, config: MethodConfig, folder: Path) -> Pa
     qweight, scales = (need(parts, part, module, folder) for part in ("qweight", "scales"))
     if config.flag("zero_point", True):
         need(parts, "qzeros", module, folder)
-    if len(qweight.shape) != 2 or 0 in qweight.shape:
-        raise qweight.refused(f"is {qweight.shape}, expected 2 extents")
+    extents(qweight, 2)
     k, n = qweight.shape[0], qweight.shape[1] * 8
     if k % 8:
         raise qweight.refused(f"has {k} rows, which 8 does not divide")

@@ -24,9 +24,9 @@ from llmrun.formats.parts import (
 )
 from llmrun.formats.safetensors import open_tensors
 from llmrun.formats.safetensors_header import StoredTensor
-from llmrun.formats.stored import expect, need
+from llmrun.formats.stored import expect, extents, need
 from llmrun.kernels.forms import ROW, Dense, Form, GroupInt, Lut16
-from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.host import DType, HostArray, LaterArray
 from llmrun.quant.bnb_blocks import (
     TABLES,
     nested_scales,
@@ -35,8 +35,8 @@ from llmrun.quant.bnb_blocks import (
     straddling,
     swapped,
     table_fits,
-    unsigned_codes,
 )
+from llmrun.quant.codes import offset
 from llmrun.quant.group_scales import LUT_GROUPS
 
 METHOD = "bitsandbytes"
@@ -199,8 +199,7 @@ def _eight_bit(name: str, parts: Parts, folder: Path) -> PartedWeight:
         raise damaged(folder, f"tensor {shown(name)} is missing")
     need(parts, "SCB", name.removesuffix(".weight"), folder)
     weight = parts[""]
-    if len(weight.shape) != 2 or 0 in weight.shape:
-        raise weight.refused(f"is {weight.shape}, expected 2 extents")
+    extents(weight, 2)
     n, k = weight.shape
     expect(weight, (n, k), ("I8",))
     expect(parts["SCB"], (n,), ("F32",))
@@ -217,7 +216,8 @@ def _read_8bit(parts: Parts) -> Form:
     check_finite(parts["SCB"], scales)
     weight = parts[""].array()
     n, k = weight.shape
-    return GroupInt(8, ROW, unsigned_codes(weight), scales, None, (n, k))
+    codes = LaterArray(DType.U8, (n, k), lambda: offset(weight.data, (n, k)).data)
+    return GroupInt(8, ROW, codes, scales, None, (n, k))
 
 
 FORMAT = Format(METHOD, _detect, _open)

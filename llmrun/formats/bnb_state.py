@@ -69,7 +69,7 @@ def _block(stored: StoredTensor, key: str, value: object) -> int:
 
 
 def _is_extent(value: object) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value < 1 << 31
 
 
 def _refused(stored: StoredTensor, key: str, value: object) -> ModelFileError:

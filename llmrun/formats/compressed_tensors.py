@@ -23,6 +23,7 @@ from llmrun.formats.config_groups import (
 from llmrun.formats.damage import damaged, shown
 from llmrun.formats.float_weight import float8_weight, nvfp4_weight
 from llmrun.formats.integer_weight import packed_weight, plain_weight
+from llmrun.formats.method_config import method_of
 from llmrun.formats.parts import FLOAT_NAMES, PartedWeight, Parts, parted_checkpoint
 from llmrun.formats.safetensors import CONFIG_NAME, open_tensors, quantization_config
 from llmrun.formats.safetensors_header import StoredTensor
@@ -44,10 +45,7 @@ READERS = {
 
 
 def _detect(path: Path) -> bool:
-    if not (path / CONFIG_NAME).exists():
-        return False
-    quantization = quantization_config(path)
-    return quantization is not None and quantization.get("quant_method") == METHOD
+    return method_of(path) == METHOD
 
 
 def _open(folder: Path) -> Checkpoint:

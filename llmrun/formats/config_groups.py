@@ -12,6 +12,8 @@ from pathlib import Path
 
 from llmrun.errors import ModelFileError
 from llmrun.formats.damage import damaged, shown
+from llmrun.formats.limits import PATTERNS
+from llmrun.formats.method_config import is_off
 from llmrun.formats.patterns import compile_pattern
 
 METHOD = "compressed-tensors"
@@ -33,6 +35,7 @@ _KEYS = {
     *("quant_method", "format", "config_groups", "ignore", "kv_cache_scheme", "version"),
     *("quantization_status", "global_compression_ratio", "sparsity_config", "transform_config"),
     *("moe_sparsity_config", "run_compressed"),
+    "provider",  # AutoRound signs with it
 }
 _GROUP_KEYS = {"targets", "weights", "input_activations", "output_activations", "format"}
 _WEIGHT_KEYS = {
@@ -111,7 +114,8 @@ class ConfigGroups:
 
 def parse_config_groups(config: Mapping[str, object], path: Path) -> ConfigGroups:
     """Check and return a ``quantization_config``; ModelFileError for what llmrun cannot read."""
-    _check_keys(config, _KEYS, "", path)
+    # The library refuses unknown keys of a group, not of the whole.
+    _check_keys({key: v for key, v in config.items() if not is_off(v)}, _KEYS, "", path)
     format = config.get("format")
     if format not in (*FORMATS, EITHER, MIXED):
         raise refused(path, "format", format)
@@ -119,6 +123,8 @@ def parse_config_groups(config: Mapping[str, object], path: Path) -> ConfigGroup
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise refused(path, "config_groups", groups)
+    if len(groups) > PATTERNS:
+        raise damaged(path, f"config_groups has {len(groups):,} groups, over {PATTERNS}")
     parsed = {}
     unapplied: dict[str, None] = {}
     unused: set[str] = set()
@@ -235,15 +241,16 @@ def parse_targets(value: object, path: Path) -> Targets:
     """Return a config's list of names, classes and ``re:`` patterns; else ModelFileError."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise refused(path, "targets or ignore", value)
+    written = [item for item in value if item.startswith("re:")]
+    if len(written) > PATTERNS:
+        raise damaged(path, f"a list of targets has {len(written):,} patterns, over {PATTERNS}")
     patterns = []
-    for item in value:
-        if item.startswith("re:"):
-            try:
-                patterns.append(compile_pattern(item.removeprefix("re:")))
-            except ValueError as error:
-                raise damaged(path, f"pattern {shown(item)}: {error}") from error
-    literal = frozenset(item for item in value if not item.startswith("re:"))
-    return Targets(literal, tuple(patterns))
+    for item in written:
+        try:
+            patterns.append(compile_pattern(item.removeprefix("re:")))
+        except ValueError as error:
+            raise damaged(path, f"pattern {shown(item)}: {error}") from error
+    return Targets(frozenset(value).difference(written), tuple(patterns))
 
 
 def refused(path: Path, key: str, value: object) -> ModelFileError:

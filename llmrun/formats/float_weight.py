@@ -15,11 +15,12 @@ from llmrun.formats.parts import (
     PartedWeight,
     Parts,
     check_finite,
+    check_products,
     opened_weight,
     weight_of,
 )
 from llmrun.formats.safetensors_header import StoredTensor
-from llmrun.formats.stored import expect, need, only
+from llmrun.formats.stored import expect, extents, need, only
 from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.host import DType, HostArray, LaterArray
 from llmrun.quant import fp8, nvfp4
@@ -48,8 +49,7 @@ def scaled(
 
     ``powers``: scales may be eight-bit powers of two (E8M0, also stored as U8).
     """
-    if len(weight.shape) != 2 or 0 in weight.shape:
-        raise weight.refused(f"has shape {shown(weight.shape)}; a weight is a matrix")
+    extents(weight, 2)
     n, k = weight.shape
     expect(weight, (n, k), (E4M3,))
     rows, columns = scheme.block[0] or n, scheme.block[1] or k
@@ -110,9 +110,7 @@ def _scales(stored: StoredTensor, grid: tuple[int, int]) -> HostArray:
         scales = fp8.powers(HostArray(DType.U8, grid, stored.data))
     else:
         scales = HostArray(DType[stored.dtype], grid, stored.data)
-    index = fp8.first_overflow(scales)
-    if index is not None:
-        raise stored.refused(f"is not finite, or too large, at element {index}")
+    check_products(stored, scales, fp8.LARGEST)
     return scales
 
 

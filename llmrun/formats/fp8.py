@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from llmrun.errors import ModelFileError
 from llmrun.formats.checkpoint import Checkpoint, Format
 from llmrun.formats.config_groups import ALL, FLOATS, WeightScheme, is_block, with_unapplied
-from llmrun.formats.damage import damaged, shown
+from llmrun.formats.damage import shown
 from llmrun.formats.float_weight import E4M3, scaled
+from llmrun.formats.method_config import MethodConfig, method_config, method_of
 from llmrun.formats.parts import Parts, parted_checkpoint
-from llmrun.formats.safetensors import CONFIG_NAME, open_tensors, quantization_config
+from llmrun.formats.safetensors import open_tensors
 from llmrun.formats.safetensors_header import StoredTensor
 
 METHOD = "fp8"
@@ -24,37 +24,38 @@ ACTIVATION_SCALES = ("input_scale", "activation_scale")
 CACHE_SCALES = ("k_scale", "v_scale", "kv_scale", "q_scale")
 """Last parts of the names of tensors that serve only what is not applied."""
 
-# Keys by what they may hold; those that only list modules are not needed to read the tensors.
 _VALUES = {
-    "quant_method": (METHOD,),
-    "fmt": (None, "e4m3", "float8_e4m3fn"),
-    "activation_scheme": (None, "dynamic", "static"),
-    "scale_fmt": (None, "float", "ue8m0"),
-    "expert_dtype": (None, "fp8"),
-    "kv_cache_scheme": (None, "dynamic", "static"),
-    "dequantize": (None, False, True),
+    "fmt": ("e4m3", "float8_e4m3fn"),
+    "activation_scheme": ("dynamic", "static"),
+    "scale_fmt": ("float", "ue8m0"),
+    "expert_dtype": ("fp8",),
+    "kv_cache_scheme": ("dynamic", "static"),
+    "dequantize": (False, True),
 }
+"""Keys by what they may hold besides nothing."""
+
 _LISTS = ("modules_to_not_convert", "modules_to_convert", "ignored_layers")
+_ADVICE = (
+    "llmrun reads E4M3 weights with a scale per block or per tensor. "
+    "Use another quantization of this model, or the unquantized one."
+)
 
 
 def _detect(path: Path) -> bool:
-    if not (path / CONFIG_NAME).exists():
-        return False
-    quantization = quantization_config(path)
-    return quantization is not None and quantization.get("quant_method") == METHOD
+    return method_of(path) == METHOD
 
 
 def _open(folder: Path) -> Checkpoint:
-    config = quantization_config(folder) or {}
-    scheme = _scheme(config, folder / CONFIG_NAME)
-    unapplied = _unapplied(config)
+    config = method_config(folder, _ADVICE)
+    scheme = _scheme(config)
+    unapplied = _unapplied(config.values)
     unused = {part for parts in unapplied.values() for part in parts}
     stored = {
         name: tensor
         for name, tensor in open_tensors(folder).items()
         if name.rpartition(".")[2] not in unused
     }
-    powers = config.get("scale_fmt") == "ue8m0"
+    powers = config.values.get("scale_fmt") == "ue8m0"
     weights = []
     for name, tensor in stored.items():
         module, _, part = name.rpartition(".")
@@ -70,19 +71,18 @@ def _is_float8(weight: StoredTensor | None) -> bool:
     return weight is not None and weight.dtype.startswith("F8")
 
 
-def _scheme(config: Mapping[str, object], path: Path) -> WeightScheme:
+def _scheme(config: MethodConfig) -> WeightScheme:
     """Check every key of the config; ModelFileError for what changes the meaning."""
-    for key, value in sorted(config.items()):
-        known = key == "weight_block_size" or key in _LISTS
-        if key in _VALUES:
-            known = value in _VALUES[key]
-        if not known:
-            raise _refused(path, key, value)
-    block = config.get("weight_block_size")
+    config.check_keys((*_VALUES, *_LISTS, "weight_block_size"), frozenset())
+    for key, values in _VALUES.items():
+        config.one_of(key, (None, *values))
+    for key in _LISTS:
+        config.names(key)
+    block = config.values.get("weight_block_size")
     if block is None:
         return WeightScheme(FLOATS, 8, (ALL, ALL))
     if not is_block(block) or not isinstance(block, list):
-        raise _refused(path, "weight_block_size", block)
+        raise config.refused("weight_block_size", block)
     return WeightScheme(FLOATS, 8, (block[0], block[1]))
 
 
@@ -105,15 +105,6 @@ def _unapplied(config: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     if config.get("kv_cache_scheme") is not None:
         found["8-bit KV cache"] = CACHE_SCALES
     return found
-
-
-def _refused(path: Path, key: str, value: object) -> ModelFileError:
-    return damaged(
-        path,
-        f"quantization_config: {key} is {shown(value)}, which llmrun does not read",
-        "llmrun reads E4M3 weights with a scale per block or per tensor. "
-        "Use another quantization of this model, or the unquantized one.",
-    )
 
 
 FORMAT = Format(METHOD, _detect, _open)

@@ -48,6 +48,12 @@ def read_parts(path: Path) -> tuple[Part, ...]:
     return parts
 
 
+def is_later_part(name: str) -> bool:
+    """Whether a file's name says that it is a part after the first: another way to one model."""
+    found = PART_NAME.fullmatch(name)
+    return found is not None and int(found["number"]) > 1
+
+
 def _read(path: Path) -> Part:
     view = map_file(path)
     return Part(path, view, *read_header(view, path))

@@ -4,10 +4,12 @@
 ``X.qzeros`` i32 [K/g, N * bits / 32] and ``X.g_idx`` i32 [K]; w = s * (q - z). Codes and scales
 become GroupInt unchanged (2-bit codes in 4 bits), zero points other than the middle its minima.
 Where ``g_idx`` scatters the groups over the columns no form fits: such a weight is opened to F32.
+Biases that are zero in all layers are left out: the tools give them to models without any.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from llmrun.formats.parts import (
     PartedWeight,
     Parts,
     check_finite,
+    check_products,
     gathered,
     opened_weight,
     parted_checkpoint,
@@ -26,7 +29,7 @@ from llmrun.formats.parts import (
 )
 from llmrun.formats.safetensors import open_tensors
 from llmrun.formats.safetensors_header import StoredTensor
-from llmrun.formats.stored import expect, need
+from llmrun.formats.stored import expect, extents, need
 from llmrun.kernels.forms import ROW, Dense, Form, GroupInt
 from llmrun.kernels.host import DType, HostArray, LaterArray
 from llmrun.quant.group_scales import all_equal, reordered, scales_and_minima, shared_group
@@ -34,6 +37,7 @@ from llmrun.quant.packed_words import codes_along_inputs, transposed, zero_point
 
 METHOD = "gptq"
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_NUMBER = re.compile(r"\d+")
 _Order = Callable[[int, int], bytes]
 
 
@@ -62,13 +66,37 @@ def _open(folder: Path) -> Checkpoint:
     stored = open_tensors(folder)
     in_order = cache(_in_order)
     modules = gathered(stored, _PARTS)
+    padding = _zero_biases(stored, modules)
+    stored = {name: tensor for name, tensor in stored.items() if name not in padding}
     packed_head = "lm_head" in modules
     if packed_head != config.head and (packed_head or "lm_head.weight" in stored):
         raise config.keys.refused("lm_head, which is stored otherwise,", config.head)
     weights = [
         _weight(module, parts, config, in_order, folder) for module, parts in modules.items()
     ]
-    return parted_checkpoint(folder, METHOD, stored, weights)
+    checkpoint = parted_checkpoint(folder, METHOD, stored, weights)
+    if not padding:
+        return checkpoint
+    described = f"{checkpoint.quantization} ({len(padding)} biases of zeros left out)"
+    return replace(checkpoint, quantization=described)
+
+
+def _zero_biases(stored: Parts, modules: Iterable[str]) -> set[str]:
+    """Return the biases to leave out: those that are zero in every layer.
+
+    AutoGPTQ and early Optimum gave a bias to every packed module, also in models that have none
+    there; theirs are zeros.
+    """
+    kinds: dict[str, list[str]] = {}
+    for module in modules:
+        if f"{module}.bias" in stored:
+            kinds.setdefault(_NUMBER.sub("*", module), []).append(f"{module}.bias")
+    zeros = (
+        names
+        for names in kinds.values()
+        if all(bytes(stored[name].data).count(0) == stored[name].data.nbytes for name in names)
+    )
+    return {name for names in zeros for name in names}
 
 
 def _weight(
@@ -76,8 +104,7 @@ def _weight(
 ) -> PartedWeight:
     packing = config.packing(module)
     qweight, qzeros, scales = (need(parts, part, module, folder) for part in _PARTS[:3])
-    if len(qweight.shape) != 2 or 0 in qweight.shape:
-        raise qweight.refused(f"is {qweight.shape}, expected 2 extents")
+    extents(qweight, 2)
     k, n = qweight.shape[0] * 32 // packing.bits, qweight.shape[1]
     groups = 1 if packing.group == ROW else -(-k // packing.group)
     expect(qweight, (k * packing.bits // 32, n), ("I32",))
@@ -159,7 +186,7 @@ def _read_scattered(weight: _Weight, groups: int) -> Form:
     if packing.symmetric:
         _check_middle(zeros, packing.bits, parts["qzeros"])
     scales = transposed(parts["scales"].array())
-    check_finite(parts["scales"], scales)
+    check_products(parts["scales"], scales, 2**packing.bits)
     codes = _codes(weight, symmetric=False)
     return Dense(reordered(codes, max(4, packing.bits), scales, zeros, order))
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.formats.damage import shown
-from llmrun.formats.method_config import MethodConfig, method_config
+from llmrun.formats.limits import PATTERNS
+from llmrun.formats.method_config import FROM_AUTOROUND, MethodConfig, method_config
 from llmrun.formats.patterns import compile_pattern
 from llmrun.kernels.forms import ROW
 
@@ -19,51 +20,18 @@ _OVERRIDES = ("bits", "group_size", "sym", "desc_act")
 _READ = (*_OVERRIDES, "checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", "method")
 _RECIPE = frozenset(
     (
-        *(
-            "act_group_aware",
-            "damp_auto_increment",
-            "damp_percent",
-            "dataset",
-            "fail_safe",
-            "failsafe",
-        ),
+        *("act_group_aware", "damp_auto_increment", "damp_percent", "fail_safe", "failsafe"),
         *("gptaq", "gptaq_alpha", "gptaq_memory_device", "hyb_act", "mse", "static_groups"),
         *("true_sequential", "v2", "v2_alpha", "v2_memory_device"),
     )
 )
-_FROM_AUTOROUND = frozenset(
-    (
-        *(
-            "amp",
-            "autoround_version",
-            "data_type",
-            "enable_minmax_tuning",
-            "enable_norm_bias_tuning",
-        ),
-        *("enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr"),
-        *("minmax_lr", "nsamples", "provider", "quant_block_list", "scale_dtype", "seqlen"),
-        *("super_bits", "super_group_size", "train_bs", "to_quant_block_names"),
-    )
-)
 _OF_LOADERS = frozenset(
     (
-        *(
-            "batch_size",
-            "block_name_to_quantize",
-            "cache_block_outputs",
-            "device",
-            "disable_exllama",
-        ),
+        *("block_name_to_quantize", "cache_block_outputs", "device", "disable_exllama"),
         *("exllama_config", "max_input_length", "model_file_base_name", "model_name_or_path"),
         *("model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize"),
-        *(
-            "offload_to_disk",
-            "offload_to_disk_path",
-            "pack_impl",
-            "pad_token_id",
-            "parallel_packing",
-        ),
-        *("tokenizer", "use_cuda_fp16", "use_exllama"),
+        *("offload_to_disk", "offload_to_disk_path", "pack_impl", "pad_token_id"),
+        *("parallel_packing", "tokenizer", "use_cuda_fp16", "use_exllama"),
     )
 )
 _ADVICE = (
@@ -114,7 +82,7 @@ class GptqConfig:
 def parse_gptq_config(folder: Path) -> GptqConfig:
     """Check and return the config of a folder; ModelFileError for what llmrun cannot read."""
     keys = method_config(folder, _ADVICE)
-    keys.check_keys(_READ, _RECIPE | _FROM_AUTOROUND | _OF_LOADERS)
+    keys.check_keys(_READ, _RECIPE | FROM_AUTOROUND | _OF_LOADERS)
     keys.word("method", ("gptq",), "gptq")
     keys.word("pack_dtype", ("int32", "torch.int32"), "int32")
     # transformers calls the same thing ``format``; where both are given they must agree.
@@ -156,6 +124,8 @@ def _overrides(
         return []
     if not isinstance(dynamic, dict):
         raise keys.refused("dynamic", dynamic)
+    if len(dynamic) > PATTERNS:
+        raise keys.refused("dynamic", f"{len(dynamic):,} patterns, over {PATTERNS}")
     found: list[tuple[Callable[[str], bool], str, Packing | None]] = []
     for pattern, changes in dynamic.items():
         if not isinstance(changes, dict):

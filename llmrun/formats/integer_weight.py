@@ -18,16 +18,18 @@ from llmrun.formats.parts import (
     PartedWeight,
     Parts,
     check_finite,
+    check_products,
     opened_weight,
     weight_of,
 )
 from llmrun.formats.safetensors_header import StoredTensor
-from llmrun.formats.stored import expect, need, only
+from llmrun.formats.stored import expect, extents, need, only
 from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.host import DType, HostArray, LaterArray
+from llmrun.quant.arrays import widened
 from llmrun.quant.codes import container_bits, offset, unpacked
 from llmrun.quant.group_scales import reordered
-from llmrun.quant.zero_points import minima, signed_minima, unpacked_zeros, widened
+from llmrun.quant.zero_points import minima, signed_minima, unpacked_zeros
 
 _ONE = ((), (1,), (1, 1))
 """Shapes of a scale for the whole tensor."""
@@ -73,8 +75,7 @@ def plain_weight(module: str, scheme: WeightScheme, parts: Parts, folder: Path) 
     """Check the parts of an int-quantized weight against the config."""
     codes = need(parts, "weight", module, folder)
     scale = need(parts, "weight_scale", module, folder)
-    if len(codes.shape) != 2 or 0 in codes.shape:
-        raise codes.refused(f"has shape {codes.shape}; a weight is a matrix")
+    extents(codes, 2)
     n, k = codes.shape
     expect(codes, (n, k), ("I8",))
     if k % (scheme.block[1] or k):
@@ -153,6 +154,7 @@ def _read_reordered(
     n, bits = shape[0], scheme.bits
     codes = unpacked(parts["weight_packed"].data, bits, shape, shift=False)
     scales = _by_row(parts["weight_scale"], n)
+    check_products(parts["weight_scale"], scales, 2**bits)
     if scheme.symmetric:
         middle = bytes((2 ** (bits - 1),))
         zeros = HostArray(DType.U8, scales.shape, memoryview(bytearray(middle * scales.size)))

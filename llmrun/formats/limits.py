@@ -30,6 +30,8 @@ CONFIG = JsonLimits(4 * MIB, braces=20_000, brackets=20_000, commas=200_000)
 FILE_NAME_CHARS = 255
 
 PATTERN_CHARS = 1_024
+PATTERNS = 256
+"""Of one list in a config, and groups of modules: each module's name is held against each."""
 
 GGUF_HEADER_BYTES = 48 * MIB
 GGUF_KEYS = 4_096

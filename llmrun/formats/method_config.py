@@ -15,6 +15,17 @@ from llmrun.formats.safetensors import CONFIG_NAME, quantization_config
 COMMON = frozenset(("quant_method", "backend", "meta"))
 """Keys that any method may carry and that say nothing about the numbers."""
 
+FROM_AUTOROUND = frozenset(
+    (
+        *("amp", "autoround_version", "batch_size", "data_type", "dataset"),
+        *("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input"),
+        *("gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr"),
+        *("nsamples", "provider", "quant_block_list", "scale_dtype", "seqlen", "super_bits"),
+        *("super_group_size", "to_quant_block_names", "train_bs"),
+    )
+)
+"""How AutoRound found the numbers it exports in another tool's layout."""
+
 
 @dataclass(frozen=True)
 class MethodConfig:

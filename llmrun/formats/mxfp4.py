@@ -15,7 +15,7 @@ from llmrun.formats.method_config import method_config, method_of
 from llmrun.formats.parts import PartedWeight, Parts, parted_checkpoint, weight_of
 from llmrun.formats.safetensors import open_tensors
 from llmrun.formats.safetensors_header import StoredTensor
-from llmrun.formats.stored import expect
+from llmrun.formats.stored import expect, extents
 from llmrun.kernels.forms import Lut16
 from llmrun.kernels.host import DType, HostArray
 from llmrun.quant.microscaling import GROUP, scales, table, too_large
@@ -37,13 +37,15 @@ def _open(folder: Path) -> Checkpoint:
     stored = open_tensors(folder)
     weights = []
     for name, tensor in stored.items():
-        base = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
         if name.endswith(_BLOCKS):
+            base = name.removesuffix(_BLOCKS)
             if base in stored:
                 raise damaged(folder, f"{shown(base)} is stored both packed and plain")
             weights.append(_weight(base, tensor, stored, folder))
-        elif name.endswith(_SCALES) and base + _BLOCKS not in stored:
-            raise damaged(folder, f"tensor {shown(base + _BLOCKS)} is missing")
+        elif name.endswith(_SCALES):
+            blocks = name.removesuffix(_SCALES) + _BLOCKS
+            if blocks not in stored:
+                raise damaged(folder, f"tensor {shown(blocks)} is missing")
     return parted_checkpoint(folder, METHOD, stored, weights)
 
 
@@ -51,8 +53,7 @@ def _weight(name: str, blocks: StoredTensor, stored: Parts, folder: Path) -> Par
     if name + _SCALES not in stored:
         raise damaged(folder, f"tensor {shown(name + _SCALES)} is missing")
     scale_bytes = stored[name + _SCALES]
-    if len(blocks.shape) != 4 or 0 in blocks.shape:
-        raise blocks.refused(f"is {shown(blocks.shape)}, expected 4 extents")
+    extents(blocks, 4)
     experts, n, groups = blocks.shape[:3]
     expect(blocks, (experts, n, groups, _BLOCK_BYTES), ("U8",))
     expect(scale_bytes, (experts, n, groups), ("U8",))

@@ -12,6 +12,7 @@ import llmrun.formats
 from llmrun.errors import InternalError, LlmrunError, ModelFileError, ModelNotFoundError
 from llmrun.formats.checkpoint import Checkpoint, Format
 from llmrun.formats.damage import PICKLES, pickled, shown
+from llmrun.formats.gguf_split import is_later_part
 from llmrun.formats.safetensors import CONFIG_NAME, quantization_config
 
 
@@ -61,9 +62,10 @@ def _unknown_folder(folder: Path, formats: dict[str, Format]) -> LlmrunError:
         return ModelFileError(f"{folder} is empty.", "Fetch the model with `llmrun pull`.")
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
+        whole_or_first = [name for name in ggufs if not is_later_part(name)] or ggufs
         return ModelFileError(
             f"{folder} has no config.json, but GGUF files.",
-            f"Name one of them: {', '.join(str(folder / name) for name in ggufs[:4])}.",
+            f"Name one of them: {', '.join(str(folder / name) for name in whole_or_first[:4])}.",
         )
     if any(Path(name).suffix in PICKLES for name in names):
         return pickled(folder)

@@ -14,6 +14,7 @@ from llmrun.formats.safetensors import CONFIG_NAME, dense, info, read_config
 from llmrun.formats.safetensors_header import StoredTensor
 from llmrun.kernels.forms import Form
 from llmrun.kernels.host import DType, HostArray
+from llmrun.quant.arrays import first_overflow
 
 Parts = Mapping[str, StoredTensor]
 FLOAT_NAMES = (DType.F16.name, DType.BF16.name, DType.F32.name)
@@ -96,6 +97,13 @@ def parted_checkpoint(
         read=read,
         quantization=f"{title} {', '.join(labels)}",
     )
+
+
+def check_products(part: StoredTensor, scales: HostArray, largest: float) -> None:
+    """Refuse scales made from ``part`` that are not finite times the largest code."""
+    index = first_overflow(scales, largest)
+    if index is not None:
+        raise part.refused(f"is not finite, or too large, at element {index}")
 
 
 def check_finite(part: StoredTensor, *arrays: HostArray | None) -> None:

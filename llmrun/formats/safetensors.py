@@ -21,6 +21,8 @@ from llmrun.kernels.forms import FLOATS, Dense, Form
 CONFIG_NAME = "config.json"
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+_PACKED = (".qweight", ".weight_packed")
+_SAYS_HOW = "Use a version of the model whose config.json says how it is quantized."
 
 
 def read_config(folder: Path) -> dict[str, object]:
@@ -115,6 +117,10 @@ def _detect(path: Path) -> bool:
 def _open(folder: Path) -> Checkpoint:
     config = read_config(folder)
     tensors = open_tensors(folder)
+    packed = next((name for name in tensors if name.endswith(_PACKED)), None)
+    if packed is not None:
+        what = f"there is no quantization_config, but tensor {shown(packed)} is packed"
+        raise damaged(folder / CONFIG_NAME, what, _SAYS_HOW)
     return Checkpoint(
         path=folder,
         layout="huggingface",

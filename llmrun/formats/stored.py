@@ -18,6 +18,14 @@ def expect(stored: StoredTensor, shape: tuple[int, ...], dtypes: tuple[str, ...]
         raise stored.refused(f"is {stored.dtype} {shown(stored.shape)}, expected {wanted}")
 
 
+def extents(stored: StoredTensor, count: int) -> None:
+    """Check that a part has ``count`` extents and is not empty; else ModelFileError."""
+    if len(stored.shape) != count or 0 in stored.shape:
+        raise stored.refused(
+            f"is {stored.dtype} {shown(stored.shape)}, expected {count} extents of 1 or more"
+        )
+
+
 def need(parts: Mapping[str, StoredTensor], part: str, module: str, folder: Path) -> StoredTensor:
     """Return a part of a module; ModelFileError naming ``module.part`` if it is missing."""
     if part not in parts:

@@ -79,7 +79,16 @@ def bench(
     ]
     peak_bytes = peak_host_bytes()  # before the ceilings: measuring them takes memory of its own
     record = _record(model, cache, subject, shape, ceilings, env, requests)
+    for _ in range(MORE_PROBES):
+        if max(record.mbu or 0.0, record.mfu or 0.0) <= 1.0:
+            break
+        ceilings.measure_again()  # nothing is faster than a ceiling: a neighbour disturbed it
+        record = _record(model, cache, subject, shape, ceilings, env, requests)
     return replace(record, peak_host_bytes=peak_bytes)
+
+
+MORE_PROBES = 3
+"""How often a ceiling below what was just measured is looked for again."""
 
 
 def synthetic_ids(subject: Subject, n_tokens: int, seed: int) -> list[int]:

@@ -9,6 +9,7 @@ forwards credentials to a list of hosts of its own. transfer.py does those thing
 import importlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -88,7 +89,8 @@ class HubSource:
         progress.start(reference.name, listing.size)
         try:
             for wanted in listing.files:
-                url = _file_url(hub, reference, listing.revision, wanted.path)
+                published = wanted.folder + wanted.path
+                url = _file_url(hub, reference, listing.revision, published)
                 record = download_file(hub, url, wanted, folder, reference, progress, disk)
                 pin = pins.get(wanted.path)
                 if pin and record.sha256 != pin.sha256:
@@ -198,45 +200,60 @@ def _choose(
 ) -> tuple[WantedFile, ...]:
     """The files to take: configuration and tokenizer, and one set of weights."""
     top = {path: file for path, file in siblings.items() if "/" not in path}
-    weights = _choose_weights(hub, reference, commit, top)
+    if reference.file:
+        weights = _named(reference, reference.file, siblings)
+    else:
+        weights = [top[path] for path in _choose_weights(hub, reference, commit, siblings, top)]
     small = [
         path
         for path in top
         if path in SMALL_FILES or (path.startswith("tokenizer") and path.endswith(".json"))
     ]
-    chosen = sorted({*small, *weights})
+    chosen = {path: top[path] for path in small} | {file.path: file for file in weights}
     folded = {path.lower() for path in chosen}
     bad = [path for path in chosen if not names.is_file(path)]
     if bad or len(folded) != len(chosen):
         raise ModelFileError(
             f"{reference.repo} has file names that are not safe on every system: "
-            f"{ascii(bad or chosen)[:200]}.",
+            f"{ascii(bad or sorted(chosen))[:200]}.",
             "Do not use this repository.",
         )
-    return tuple(top[path] for path in chosen)
+    return tuple(chosen[path] for path in sorted(chosen))
+
+
+def _named(reference: Reference, path: str, siblings: dict[str, WantedFile]) -> list[WantedFile]:
+    """The GGUF file that was named, or all parts of its model, to be kept without their folder."""
+    if siblings.keys().isdisjoint(names.parts_of(path)):
+        raise ModelNotFoundError(
+            f"{reference.repo} has no file {path}.", f"It has: {_enumerate(_ggufs(siblings))}."
+        )
+    folder = path[: path.rfind("/") + 1]
+    return [
+        replace(siblings[part], path=part.removeprefix(folder), folder=folder)
+        for part in _parts(reference, path, siblings)
+    ]
 
 
 def _choose_weights(
-    hub: Hub, reference: Reference, commit: str, top: dict[str, WantedFile]
+    hub: Hub,
+    reference: Reference,
+    commit: str,
+    siblings: dict[str, WantedFile],
+    top: dict[str, WantedFile],
 ) -> list[str]:
-    if reference.file:
-        if top.keys().isdisjoint(names.parts_of(reference.file)):
-            raise ModelNotFoundError(
-                f"{reference.repo} has no file {reference.file}.",
-                f"It has: {_enumerate(top, ('.gguf',))}.",
-            )
-        return _parts(reference, reference.file, top)
     if INDEX in top:
         return _shards(hub, reference, commit, top)
     safetensors = [path for path in top if path.endswith(".safetensors")]
     if safetensors:
         whole = "model.safetensors"
         return [whole] if whole in safetensors else safetensors
-    ggufs = sorted({names.parts_of(path)[0] for path in top if path.endswith(".gguf")})
-    if len(ggufs) > 1:
+    # A file in a folder is never meant unless it is named: it may be of another model.
+    ggufs = _ggufs(top) or _ggufs(siblings)
+    if len(ggufs) > 1 or (ggufs and "/" in ggufs[0]):
+        noun = "GGUF file" if len(ggufs) == 1 else "GGUF files"
         raise UsageError(
-            f"{reference.repo} holds {len(ggufs)} GGUF files: {_enumerate(ggufs, ('.gguf',))}.",
-            f"Name one: {reference.repo}/{ggufs[0]}",
+            f"{reference.repo} holds {len(ggufs)} {noun}: {_enumerate(ggufs)}.",
+            f"Name one: {reference.repo}/{_escaped(ggufs[0])}",
         )
     if not ggufs:
         pickles = [path for path in top if path.endswith(PICKLES)]
@@ -250,13 +267,18 @@ def _choose_weights(
     return _parts(reference, ggufs[0], top)
 
 
-def _parts(reference: Reference, first: str, top: dict[str, WantedFile]) -> list[str]:
+def _ggufs(files: Iterable[str]) -> list[str]:
+    """The GGUF files that can be named, of a split model the first."""
+    return sorted({names.first_part_of(path) for path in files if path.endswith(".gguf")})
+
+
+def _parts(reference: Reference, first: str, files: dict[str, WantedFile]) -> list[str]:
     parts = names.parts_of(first)
-    missing = [part for part in parts if part not in top]
+    missing = [part for part in parts if part not in files]
     if missing:
         raise ModelFileError(
             f"{reference.repo} holds {len(parts) - len(missing)} of the {len(parts)} parts of a "
-            f"split model; {missing[0]} is missing.",
+            f"split model; {_escaped(missing[0])} is missing.",
             "Tell the publisher, or use another revision.",
         )
     return parts
@@ -309,10 +331,13 @@ def _drop_strangers(folder: Path, listing: Listing, disk: Disk) -> None:
             disk.remove_tree(path)
 
 
-def _enumerate(top: Iterable[str], ends: tuple[str, ...]) -> str:
-    found = sorted(path for path in top if path.endswith(ends))
-    shown = ", ".join(ascii(path)[1:-1] for path in found[:12]) or "none"
+def _enumerate(found: list[str]) -> str:
+    shown = ", ".join(map(_escaped, found[:12])) or "none"
     return shown + (f" and {len(found) - 12} more" if len(found) > 12 else "")
+
+
+def _escaped(path: str) -> str:
+    return ascii(path)[1:-1]
 
 
 SOURCE = HubSource()

@@ -13,6 +13,9 @@ FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+MOST_PARTS = 1_024
+"""Of a split model; a name that claims more is the name of one file."""
+MOST_FOLDERS = 4
 # Windows opens these as devices whatever extension follows.
 DEVICES = frozenset(
     ["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))]
@@ -40,6 +43,12 @@ def is_file(name: str) -> bool:
     return FILE.fullmatch(name) is not None and _is_plain(name)
 
 
+def is_file_in_folders(path: str) -> bool:
+    """Whether ``path`` is a plain file name behind at most four plain folders."""
+    parts = path.split("/")
+    return len(parts) <= MOST_FOLDERS + 1 and all(is_file(part) for part in parts)
+
+
 def is_commit(name: str) -> bool:
     """Whether ``name`` is a full commit: 40 lower-case hex digits."""
     return COMMIT.fullmatch(name) is not None
@@ -59,10 +68,16 @@ def leaves_folder(path: str) -> bool:
 
 def parts_of(name: str) -> list[str]:
     """The files of the model that the GGUF file ``name`` belongs to, in order: mostly it alone."""
-    split = SPLIT.fullmatch(name)
-    if split is None or not 1 <= int(split[2]) <= int(split[3]):
+    split = _split(name)
+    if split is None:
         return [name]
     return [f"{split[1]}-{n:05}-of-{split[3]}.gguf" for n in range(1, int(split[3]) + 1)]
+
+
+def first_part_of(name: str) -> str:
+    """The first of ``parts_of``."""
+    split = _split(name)
+    return name if split is None else f"{split[1]}-00001-of-{split[3]}.gguf"
 
 
 def slug(text: str) -> str:
@@ -72,6 +87,11 @@ def slug(text: str) -> str:
     """
     readable = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:64]
     return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _split(name: str) -> re.Match[str] | None:
+    split = SPLIT.fullmatch(name)
+    return split if split and 1 <= int(split[2]) <= int(split[3]) <= MOST_PARTS else None
 
 
 def _is_plain(name: str) -> bool:

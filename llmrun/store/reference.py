@@ -1,8 +1,8 @@
 """What a typed model name means: an alias, a hub id, a folder or a ``.gguf`` file. No network.
 
 Order: an alias of the catalog; a folder or ``.gguf`` file that exists; ``org/name``, optionally
-with ``@revision`` and with one file, ``org/name/FILE.gguf``. Write ``./name`` for a folder that
-shares its name with an alias.
+with ``@revision`` and with one file, ``org/name/FILE.gguf`` or ``org/name/FOLDER/FILE.gguf``. Write
+``./name`` for a folder that shares its name with an alias.
 """
 
 import difflib
@@ -21,8 +21,8 @@ class Reference:
     """A resolved name. ``kind``: pypi, hub, folder or gguf.
 
     ``revision`` is what was asked for (branch, tag or commit) or the catalog's pin, None for the
-    default branch; ``file`` the one GGUF file wanted from a hub repository, the first part of a
-    split model; ``path`` is set for folder and gguf.
+    default branch; ``file`` the one GGUF file wanted from a hub repository, with its folders, the
+    first part of a split model; ``path`` is set for folder and gguf.
     """
 
     name: str
@@ -104,11 +104,11 @@ def _of_hub(name: str, catalog: Catalog, revision: str | None) -> Reference:
     if at and revision is not None and typed != revision:
         raise UsageError(f"{_shown(name)} and --revision {revision} disagree.", "Keep one of them.")
     parts = base.split("/")
-    if len(parts) == 3 and parts[2].endswith(PICKLES):
+    repo, inside = "/".join(parts[:2]), "/".join(parts[2:])
+    if inside.endswith(PICKLES):
         raise _pickle(name)
-    repo = "/".join(parts[:2])
-    if len(parts) == 3 and parts[2].endswith(".gguf") and names.is_file(parts[2]):
-        file: str | None = names.parts_of(parts[2])[0]
+    if inside.endswith(".gguf") and names.is_file_in_folders(inside):
+        file: str | None = names.first_part_of(inside)
     elif len(parts) == 2:
         file = None
     else:

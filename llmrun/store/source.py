@@ -23,12 +23,17 @@ from llmrun.store.store import Store
 
 @dataclass(frozen=True)
 class WantedFile:
-    """A file as its publisher describes it: a sha256, or a git blob id where there is none."""
+    """A file as its publisher describes it: a sha256, or a git blob id where there is none.
+
+    ``folder``: where it lies at the publisher's, "" or with a slash at its end; here it lies in
+    the model's own folder.
+    """
 
     path: str
     size: int
     sha256: str | None = None
     blob_id: str | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True)

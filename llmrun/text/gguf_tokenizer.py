@@ -96,7 +96,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
     if len(types) != len(tokens):
         raise _damaged(f"{len(tokens)} tokens but {len(types)} token types")
     if kind == "gpt2":
-        split = _split(str(metadata.get("tokenizer.ggml.pre", "default")))
+        split = _split(metadata.get("tokenizer.ggml.pre"))
         prefix_space, default_bos = "never", split.add_bos
         merges = _pairs(_sequence(metadata, "merges", str))
     elif kind == "llama":
@@ -105,7 +105,8 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
         prefix_space = _prefix_space(metadata, tokens)
     else:
         raise ModelFileError(
-            f"The GGUF holds a tokenizer of the kind {kind!r}; llmrun reads 'gpt2' and 'llama'.",
+            f"The GGUF holds a tokenizer of the kind {_shown(kind)}; "
+            "llmrun reads 'gpt2' and 'llama'.",
             "Use the model's safetensors version (a folder with tokenizer.json).",
         )
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
@@ -144,10 +145,17 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> GgufVocabulary:
     )
 
 
-def _split(name: str) -> Split:
-    if name not in SPLITS:
+def _split(name: object) -> Split:
+    if name is None:
         raise ModelFileError(
-            f"The GGUF's tokenizer cuts text by the rule {name!r}, which llmrun does not know.",
+            "The GGUF does not say by which rule its tokenizer cuts text; "
+            "files of before May 2024 lack that.",
+            "Use a newer GGUF of the model, or its safetensors version.",
+        )
+    if not isinstance(name, str) or name not in SPLITS:
+        raise ModelFileError(
+            f"The GGUF's tokenizer cuts text by the rule {_shown(name)}, "
+            "which llmrun does not know.",
             "Use the model's safetensors version (a folder with tokenizer.json).",
         )
     return SPLITS[name]
@@ -260,6 +268,12 @@ def _id(metadata: Mapping[str, object], key: str, n_tokens: int) -> int | None:
     if not isinstance(value, int) or not 0 <= value < n_tokens:
         raise _damaged(f"tokenizer.ggml.{key} is {value!r}, with {n_tokens} tokens")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value of the file as it may go to a terminal: escaped, and not endless."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _flag(metadata: Mapping[str, object], key: str, default: bool) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.host import DType
 from llmrun.quant.bnb_blocks import (
     TABLES,
     nested_scales,
@@ -16,7 +16,6 @@ from llmrun.quant.bnb_blocks import (
     straddling,
     swapped,
     table_fits,
-    unsigned_codes,
 )
 
 
@@ -56,6 +55,13 @@ def test_nested_scales_equal_the_library(oracle: SimpleNamespace) -> None:
     assert np.array_equal(oracle.read(found), expected.double().numpy())
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_nested_scales_may_overflow_without_a_warning(oracle: SimpleNamespace) -> None:
+    codes = oracle.make(np.zeros(3, np.uint8), DType.U8)
+    table, outer = (oracle.make(np.full(n, 3e38, np.float32)) for n in (256, 1))
+    assert np.isinf(oracle.read(nested_scales(codes, table, outer, 256, 0.0))).all()
+
+
 @pytest.mark.parametrize(("block", "group"), [(64, 64), (64, 32), (256, 128)])
 def test_a_scale_for_each_group(block: int, group: int, oracle: SimpleNamespace) -> None:
     n, k = 5, 384
@@ -77,12 +83,6 @@ def test_straddling_blocks(n: int, k: int, block: int, oracle: SimpleNamespace) 
     values = np.array(TABLES["nf4"], np.float32)[codes[:count]]
     expected = values * absmax[np.arange(count) // block]
     assert np.array_equal(oracle.read(found), expected.reshape(n, k).astype(np.float64))
-
-
-def test_eight_bits() -> None:
-    codes = np.array([[-128, -127, -1], [0, 1, 127]], np.int8)
-    stored = HostArray(DType.I8, (2, 3), memoryview(bytearray(codes.tobytes())))
-    assert bytes(unsigned_codes(stored).data) == bytes([0, 1, 127, 128, 129, 255])
 
 
 def test_row_scales_are_divided_in_fp32(oracle: SimpleNamespace) -> None:

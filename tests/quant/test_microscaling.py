@@ -32,4 +32,4 @@ def test_scales_that_overflow_are_found() -> None:
     assert too_large(_exponents([[0, 127], [LARGEST_EXPONENT, 1]])) is None
     assert too_large(_exponents([[0, 127], [LARGEST_EXPONENT + 1, 255]])) == 2
     assert np.isfinite(np.float32(6) * np.float32(2.0 ** (LARGEST_EXPONENT - 127)))
-    assert np.finfo(np.float32).max < 6 * 2.0 ** (LARGEST_EXPONENT + 1 - 127)
+    assert float(np.finfo(np.float32).max) < 6 * 2.0 ** (LARGEST_EXPONENT + 1 - 127)

@@ -5,7 +5,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
 from llmrun.kernels.host import DType, HostArray
-from llmrun.quant.zero_points import minima, signed_minima, widened
+from llmrun.quant.zero_points import minima, signed_minima
 
 
 def _host(tensor: torch.Tensor, dtype: DType) -> HostArray:
@@ -35,13 +35,3 @@ def test_zero_points_of_signed_codes_count_from_128() -> None:
     found = signed_minima(_host(zeros, DType.I8), _host(scales, DType.F32))
     expected = -scales * (zeros.float() + 128)
     assert torch.equal(torch.frombuffer(found.data, dtype=torch.float32).view(2, 2), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_widened_scales_are_exact(dtype: torch.dtype) -> None:
-    scales = torch.tensor([[1.5, -2.0e-7], [65504.0, -0.0]]).to(dtype)
-    names = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
-    found = widened(_host(scales, names[dtype]))
-    assert found.dtype is DType.F32
-    bits = torch.frombuffer(found.data, dtype=torch.int32).view(2, 2)
-    assert torch.equal(bits, scales.float().view(torch.int32))

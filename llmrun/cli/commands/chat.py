@@ -32,7 +32,7 @@ def command(
 
     If standard input is not a terminal, all of it is one prompt: it is answered, and that is all.
     """
-    from llmrun.cli.loading import known, load
+    from llmrun.cli.loading import check_scheme, known, load
     from llmrun.cli.one_shot import Answering, one_shot
     from llmrun.cli.prompting import check_raw, damage_note, gather
 
@@ -49,6 +49,7 @@ def command(
     if note := damage_note(text):
         session.say(note)
     if not text.text.strip():
+        check_scheme(model.quant)
         known(name, model.revision)
         return
     one_shot(session, load(session, name, model, prompting), text.text, how)

@@ -55,7 +55,7 @@ def command(
     token_id null for text held back until the end; last: finish_reason, usage, timings.
     """
     process = _template_process(prompting)
-    from llmrun.cli.loading import is_alias, load
+    from llmrun.cli.loading import is_alias, is_model_path, load
     from llmrun.cli.one_shot import Answering, Shape, check_receipt, one_shot
     from llmrun.cli.prompting import check_raw, damage_note, gather
 
@@ -67,7 +67,7 @@ def command(
     check_receipt(receipt)
     stdin = _standard_input(session, bool(prompt or files))
     text = gather(prompt, files or (), stdin)
-    if prompt is not None and is_alias(prompt):
+    if prompt is not None and (is_alias(prompt) or is_model_path(prompt)):
         session.say(f"note: {prompt!r} is taken as the prompt; -m {prompt} chooses that model")
     if note := damage_note(text):
         session.say(note)

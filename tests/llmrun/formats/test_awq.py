@@ -204,3 +204,34 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ModelFileError, match="shorter than its header says"):
         open_checkpoint(tmp_path)
+
+
+# Configs as published; every one must be read, whatever else its tool wrote into it.
+PUBLISHED: dict[str, dict[str, object]] = {
+    "Qwen2.5-7B-Instruct-AWQ": {
+        **{"bits": 4, "group_size": 128, "modules_to_not_convert": None, "quant_method": "awq"},
+        **{"version": "gemm", "zero_point": True},
+    },
+    "Meta-Llama-3.1-8B-Instruct-AWQ-INT4": {
+        **{"backend": "autoawq", "bits": 4, "do_fuse": False, "exllama_config": None},
+        **{"fuse_max_seq_len": None, "group_size": 128, "modules_to_fuse": None},
+        **{"modules_to_not_convert": None, "quant_method": "awq", "version": "gemm"},
+        "zero_point": True,
+    },
+    "AutoRound": {
+        **{"amp": True, "autoround_version": "0.4.2", "batch_size": 8, "bits": 4},
+        **{"data_type": "int", "enable_minmax_tuning": True, "enable_quanted_input": True},
+        **{"gradient_accumulate_steps": 1, "group_size": 128, "iters": 1000, "lr": 0.001},
+        **{"minmax_lr": 0.001, "modules_to_not_convert": ["lm_head"], "nsamples": 512},
+        **{"provider": "auto-round", "quant_method": "awq", "seqlen": 2048, "sym": False},
+        **{"version": "gemm", "zero_point": True},
+    },
+}
+
+
+@pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
+def test_published_configs_are_read(config: dict[str, object], tmp_path: Path) -> None:
+    tensors, expected = _made(128, 16, 256)
+    assert torch.equal(
+        _values(open_checkpoint(_folder(tmp_path, tensors, config)).read(NAME)), expected
+    )

@@ -52,6 +52,11 @@ def test_the_librarys_own_presets_are_read(preset: str) -> None:
     assert config.unapplied == unapplied
 
 
+def test_keys_that_change_nothing_are_let_through() -> None:
+    harmless = {"provider": "auto-round", "novelty": None, "future_config": {}, "version": "0.13"}
+    assert parse_config_groups({**BASE, **harmless}, CONFIG) == parse_config_groups(BASE, CONFIG)
+
+
 def test_the_older_name_of_two_formats_is_decided_by_the_type() -> None:
     for kind, format in (("int", "int-quantized"), ("float", "float-quantized")):
         group = {"targets": ["Linear"], "weights": {"type": kind, "strategy": "tensor"}}
@@ -164,3 +169,18 @@ def test_blocks_of_floats_need_extents(weights: dict[str, object], words: str) -
     with pytest.raises(ModelFileError) as caught:
         parse_config_groups(config, CONFIG)
     assert words in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ignore": ["re:a"] * 257}, "257 patterns, over 256"),
+        ({"config_groups": {f"g{n}": GROUP for n in range(257)}}, "257 groups, over 256"),
+        ({"config_groups": {"g": {**GROUP, "targets": ["re:a"] * 999}}}, "999 patterns, over 256"),
+    ],
+)
+def test_more_patterns_than_any_model_has_are_refused(
+    changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ModelFileError, match=words):
+        parse_config_groups({**BASE, **changes}, CONFIG)

@@ -103,7 +103,7 @@ def _float8_faults() -> Iterator[tuple[str, Change, str]]:
     yield "scales as f64", _cast("weight_scale", torch.float64), "weight_scale' is F64"
     scales = torch.ones((3, 3), dtype=torch.uint8)
     yield "scales as u8", lambda p: p.update(weight_scale=scales), "weight_scale' is U8"
-    yield "a stack", lambda p: p.update(weight=p["weight"][None]), "weight' has shape"
+    yield "a stack", lambda p: p.update(weight=p["weight"][None]), "expected 2 extents"
     zero = torch.zeros((3, 3), dtype=torch.int8)
     yield "zero point", lambda p: p.update(weight_zero_point=zero), "zero_point' is no part"
 

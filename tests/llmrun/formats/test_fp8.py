@@ -141,7 +141,7 @@ def _changed(**parts: torch.Tensor | None) -> Tensors:
         (_changed(weight_scale_inv=torch.ones(2, 3).double()), "weight_scale_inv' is F64"),
         (_changed(weight_scale_inv=torch.ones(2, 3).byte()), "weight_scale_inv' is U8"),
         (_changed(weight=_codes(200, 328).float().to(torch.float8_e5m2)), "weight' is F8_E5M2"),
-        (_changed(weight=_codes(200, 328)[None]), "weight' has shape"),
+        (_changed(weight=_codes(200, 328)[None]), "expected 2 extents"),
         (_changed(gate_up_proj=_codes(4, 4)), "gate_up_proj' has dtype F8_E4M3, and nothing"),
     ],
 )
@@ -164,7 +164,9 @@ def test_every_part_is_checked_before_data_is_read(
         ({"weight_block_size": [128]}, "weight_block_size is [128]"),
         ({"weight_block_size": [0, 128]}, "weight_block_size"),
         ({"weight_block_size": 128}, "weight_block_size is 128"),
-        ({"weight_transposed": True}, "weight_transposed is True"),
+        ({"weight_transposed": True}, "'weight_transposed' is True"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'"),
+        ({"dequantize": 0}, "dequantize is 0"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -173,6 +175,19 @@ def test_what_cannot_be_read_is_named(
     with pytest.raises(ModelFileError) as caught:
         open_checkpoint(_folder(tmp_path, _tensors(), **{**QWEN3, **changes}))
     assert f"quantization_config: {words}" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**QWEN3, "scale_fmt": "ue8m0"},
+        {**QWEN3, "fmt": "float8_e4m3fn", "modules_to_not_convert": None},
+        {**QWEN3, "dequantize": False, "novelty": None},
+    ],
+    ids=["DeepSeek-V3.1", "MiniMax-M2", "a key that is switched off"],
+)
+def test_published_configs_are_read(config: dict[str, object], tmp_path: Path) -> None:
+    assert open_checkpoint(_folder(tmp_path, _tensors(), **config)).tensors[NAME].opened
 
 
 def test_numbers_that_are_not_finite_are_named(tmp_path: Path) -> None:

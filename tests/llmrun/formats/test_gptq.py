@@ -340,8 +340,18 @@ def test_scales_and_groups_that_no_weight_has_are_named(tmp_path: Path) -> None:
         made.tensors[f"{MODULE}.scales"][1, 3] = float("nan")
         folder = _folder(tmp_path / f"b{scattered}", made.tensors, made.config())
         opened = open_checkpoint(folder)
-        with pytest.raises(ModelFileError, match="scales' is not finite at element 7"):
+        with pytest.raises(ModelFileError, match=r"scales' is not finite.* at element 7"):
             opened.read(NAME)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("scattered", [True, False])
+def test_a_scale_too_large_for_the_weight_is_named(scattered: bool, tmp_path: Path) -> None:
+    made = Made(4, 128, symmetric=False, dtype=torch.bfloat16, scattered=scattered)
+    made.tensors[f"{MODULE}.scales"][1, 3] = 3e38
+    opened = open_checkpoint(_folder(tmp_path, made.tensors, made.config()))
+    with pytest.raises(ModelFileError, match=r"scales' is not finite.* at element 7"):
+        opened.read(NAME)
 
 
 def test_what_the_tools_write_beside_it_is_read(tmp_path: Path) -> None:
@@ -373,3 +383,78 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ModelFileError, match="shorter than its header says"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("zero_everywhere", [True, False])
+def test_biases_of_zeros_are_left_out(zero_everywhere: bool, tmp_path: Path) -> None:
+    """AutoGPTQ packs Llama with a bias of zeros for each module; no Llama has a place for it."""
+    made = Made()
+    tensors = made.tensors | {f"{MODULE}.bias": torch.zeros(made.n).half()}
+    other = {n.replace("layers.0", "layers.1"): t.clone() for n, t in tensors.items()}
+    if not zero_everywhere:
+        other[f"{MODULE.replace('0', '1')}.bias"][-1] = 1
+    norm = {"model.norm.bias": torch.zeros(4)}
+    checkpoint = open_checkpoint(_folder(tmp_path, tensors | other | norm, made.config()))
+    biases = {name for name in checkpoint.tensors if name.endswith("_proj.bias")}
+    assert "model.norm.bias" in checkpoint.tensors
+    assert checkpoint.quantization is not None
+    if zero_everywhere:
+        assert not biases
+        assert checkpoint.quantization == "gptq int4 g128 (2 biases of zeros left out)"
+    else:
+        assert len(biases) == 2
+        assert checkpoint.quantization == "gptq int4 g128"
+
+
+# Configs as published; every one must be read, whatever else its tool wrote into it.
+PUBLISHED: dict[str, dict[str, object]] = {
+    "Qwen2.5-7B-Instruct-GPTQ-Int4": {
+        **{"batch_size": 1, "bits": 4, "block_name_to_quantize": None, "damp_percent": 0.01},
+        **{"cache_block_outputs": True, "dataset": None, "desc_act": False, "group_size": 128},
+        **{"exllama_config": {"version": 1}, "max_input_length": None, "model_seqlen": None},
+        **{"module_name_preceding_first_block": None, "modules_in_block_to_quantize": None},
+        **{"pad_token_id": None, "quant_method": "gptq", "sym": True, "tokenizer": None},
+        **{"true_sequential": True, "use_cuda_fp16": False, "use_exllama": True},
+    },
+    "Llama-2-7B-GPTQ of TheBloke": {
+        **{"bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": False, "sym": True},
+        **{"true_sequential": True, "model_name_or_path": None, "quant_method": "gptq"},
+        "model_file_base_name": "model",
+    },
+    "Meta-Llama-3.1-8B-Instruct-quantized.w4a16": {
+        **{"bits": 4, "checkpoint_format": "gptq", "damp_percent": 0.1, "desc_act": False},
+        **{"group_size": 128, "is_marlin_format": False, "lm_head": False, "sym": True},
+        **{"meta": {"quantizer": "gptqmodel:0.9.9-dev0"}, "model_name_or_path": None},
+        **{"model_file_base_name": "gptq_model-4bit-128g", "quant_method": "gptq"},
+        **{"static_groups": False, "true_sequential": True},
+    },
+    "GPTQModel 5": {
+        **{"bits": 4, "checkpoint_format": "gptq", "format": "gptq", "desc_act": False},
+        **{"group_size": 128, "hyb_act": False, "lm_head": False, "method": "gptq", "sym": True},
+        **{"meta": {"quantizer": ["gptqmodel:5.0.0"]}, "pack_dtype": "int32"},
+        "quant_method": "gptq",
+    },
+    "AutoRound": {
+        **{"amp": True, "autoround_version": "0.4.2", "batch_size": 8, "bits": 4},
+        **{"damp_percent": 0.01, "data_type": "int", "desc_act": False, "group_size": 128},
+        **{"enable_minmax_tuning": True, "enable_norm_bias_tuning": False, "iters": 1000},
+        **{"enable_quanted_input": True, "gradient_accumulate_steps": 1, "lr": 0.001},
+        **{"low_gpu_mem_usage": False, "minmax_lr": 0.001, "nsamples": 512, "seqlen": 2048},
+        **{"provider": "auto-round", "quant_method": "gptq", "scale_dtype": "torch.float16"},
+        **{"sym": True, "to_quant_block_names": None, "train_bs": 8, "true_sequential": False},
+    },
+}
+
+
+@pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
+def test_published_configs_are_read(config: dict[str, object], tmp_path: Path) -> None:
+    made = Made()
+    checkpoint = open_checkpoint(_folder(tmp_path, made.tensors, config))
+    assert torch.equal(_values(checkpoint.read(NAME)), made.expected)
+
+
+def test_more_patterns_than_any_model_has_are_refused(tmp_path: Path) -> None:
+    made = Made()
+    config = made.config(dynamic={f"+:{n}": {} for n in range(257)})
+    with pytest.raises(ModelFileError, match="dynamic is '257 patterns, over 256'"):
+        open_checkpoint(_folder(tmp_path, made.tensors, config))

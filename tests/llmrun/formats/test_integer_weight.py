@@ -144,7 +144,7 @@ def _plain_faults() -> Iterator[tuple[str, Change, str]]:
         yield f"cut {name}", _cut(name), f"{MODULE}.weight"
     yield "codes as u8", _cast("weight", torch.uint8), "weight' is U8"
     yield "codes as f32", _cast("weight", torch.float32), "weight' is F32"
-    yield "a stack", lambda p: p.update(weight=p["weight"][None]), "weight' has shape"
+    yield "a stack", lambda p: p.update(weight=p["weight"][None]), "expected 2 extents"
     yield "zero points as i32", _cast("weight_zero_point", torch.int32), "weight_zero_point' is I32"
     yield "no groups", lambda p: p.update(weight=p["weight"][:, :60].clone()), "groups of 32"
     yield "shape too", _add(weight_shape=torch.tensor([16, 64])), "weight_shape' is no part"
@@ -218,6 +218,19 @@ def test_scattered_groups_are_opened(
     assert isinstance(form, Dense)
     expected = codes * parts["weight_scale"].float()[:, order]
     assert torch.equal(ct.weights(form).float(), expected)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_scale_too_large_for_scattered_groups_is_named(
+    ct: SimpleNamespace, tmp_path: Path
+) -> None:
+    scheme = ct.scheme("pack-quantized", 4, **SPANS["g32"])
+    parts, _ = ct.compressed(scheme, 16, 64, torch.bfloat16)
+    parts["weight_g_idx"] = torch.arange(64, dtype=torch.int32) % 2
+    parts["weight_scale"][1, 1] = 3e38
+    opened = open_checkpoint(ct.folder(tmp_path, parts, scheme))
+    with pytest.raises(ModelFileError, match=r"weight_scale' is not finite, or .* element 3"):
+        opened.read(f"{MODULE}.weight")
 
 
 def test_an_order_that_the_config_promises_must_be_there(

@@ -40,6 +40,21 @@ def test_folders_that_are_no_models(files: list[str], words: str, tmp_path: Path
     assert caught.value.next_step
 
 
+def test_of_a_split_gguf_the_first_part_is_named(tmp_path: Path) -> None:
+    names = [f"{stem}-0000{n}-of-00003.gguf" for stem in "ab" for n in (1, 2, 3)]
+    for name in (*names, "c.gguf"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(ModelFileError) as caught:
+        open_checkpoint(tmp_path)
+    firsts = ", ".join(str(tmp_path / name) for name in (names[0], names[3], "c.gguf"))
+    assert caught.value.next_step == f"Name one of them: {firsts}."
+    for name in (names[0], *names[3:], "c.gguf"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ModelFileError) as incomplete:
+        open_checkpoint(tmp_path)
+    assert names[1] in incomplete.value.next_step
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -206,3 +206,16 @@ def test_each_tensor_keeps_its_own_type(folder: Folder, st: SimpleNamespace) -> 
     }
     opened = open_checkpoint(folder({}, {SINGLE_NAME: st.file(header, bytes(8))}))
     assert [opened.read(name).kind for name in "abc"] == ["f32", "bf16", "f16"]
+
+
+@pytest.mark.parametrize("part", ["qweight", "weight_packed"])
+def test_packed_weights_of_which_the_config_says_nothing(
+    part: str, folder: Folder, st: SimpleNamespace
+) -> None:
+    """Early GPTQ folders have a quantize_config.json alone."""
+    path = folder({}, {SINGLE_NAME: _shard(st, **{"a.weight": [1], f"b.q_proj.{part}": [2]})})
+    with pytest.raises(
+        ModelFileError, match=rf"no quantization_config.*'b\.q_proj\.{part}'"
+    ) as caught:
+        open_checkpoint(path)
+    assert "quantized" in caught.value.next_step

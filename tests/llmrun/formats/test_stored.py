@@ -6,7 +6,7 @@ import pytest
 
 from llmrun.errors import ModelFileError
 from llmrun.formats.safetensors_header import StoredTensor
-from llmrun.formats.stored import expect, need, only
+from llmrun.formats.stored import expect, extents, need, only
 
 PATH = Path("model.safetensors")
 SCALE = StoredTensor("m.scale", "F32", (2,), memoryview(bytes(8)), 0, 8, PATH)
@@ -29,3 +29,12 @@ def test_parts_are_needed_and_no_others_allowed() -> None:
     only(parts, ("scale", "codes"), "codes")
     with pytest.raises(ModelFileError, match=r"'m\.scale' is no part of a weight stored as codes"):
         only(parts, ("codes",), "codes")
+
+
+def test_extents_are_counted_and_none_is_zero() -> None:
+    extents(SCALE, 1)
+    with pytest.raises(ModelFileError, match=r"is F32 \(2,\), expected 2 extents of 1 or more"):
+        extents(SCALE, 2)
+    empty = StoredTensor("m.codes", "U8", (0, 4), memoryview(b""), 0, 0, PATH)
+    with pytest.raises(ModelFileError, match=r"is U8 \(0, 4\), expected 2 extents of 1 or more"):
+        extents(empty, 2)

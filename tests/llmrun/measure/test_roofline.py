@@ -123,3 +123,19 @@ def test_ceilings_are_measured_once_and_only_when_asked(model: FakeModel) -> Non
     assert asked == ["bandwidth"]
     assert [ceilings.flops_per_s, ceilings.flops_per_s] == [2.0, 2.0]
     assert asked == ["bandwidth", "flops"]
+
+
+def test_a_ceiling_is_raised_by_a_better_measurement_and_never_lowered() -> None:
+    class Device:
+        rates = iter([3.0, 30.0, 5.0, 50.0, 4.0, 40.0])
+
+        def measure_bandwidth(self) -> float:
+            return next(self.rates)
+
+        measure_flops = measure_bandwidth
+
+    ceilings = Ceilings(Device())
+    assert (ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s) == (3.0, 30.0)
+    for _ in range(2):
+        ceilings.measure_again()
+        assert (ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s) == (5.0, 50.0)

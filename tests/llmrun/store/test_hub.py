@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -461,6 +462,56 @@ def test_the_only_model_of_a_repository_may_be_split(
 ) -> None:
     hub_server.add("org/s", dict(SPLIT))
     assert pull("org/s").path.name == "m-q8-00001-of-00003.gguf"
+
+
+def test_gguf_files_in_folders_are_named_with_them(
+    pull: Callable[..., LocalModel], hub_server: Hub, store: Store
+) -> None:
+    parts = {f"Q8_0/{name}": data for name, data in SPLIT.items()}
+    small = {"BF16/deep/m.gguf": b"small", "config.json": b"{}", "Q8_0/config.json": b"[]"}
+    hub_server.add("org/f", {**parts, **small})
+    with pytest.raises(
+        UsageError, match=r"2 GGUF files: BF16/deep/m\.gguf, Q8_0/m-q8-00001"
+    ) as caught:
+        pull("org/f")
+    assert caught.value.next_step == "Name one: org/f/BF16/deep/m.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"no file Q4/m\.gguf") as absent:
+        pull("org/f/Q4/m.gguf")
+    assert "BF16/deep/m.gguf, Q8_0/m-q8-00001-of-00003.gguf" in absent.value.next_step
+    model = pull("org/f/Q8_0/m-q8-00002-of-00003.gguf")
+    assert model.path.name == "m-q8-00001-of-00003.gguf"
+    assert {f.path: f.size for f in model.files} == {**dict.fromkeys(SPLIT, 6), "config.json": 2}
+    assert (model.path.parent / "m-q8-00003-of-00003.gguf").read_bytes() == b"part 3"
+    assert pull("org/f/BF16/deep/m.gguf").path.read_bytes() == b"small"
+    assert sorted(m.name for m in store.models()) == [
+        "org/f/BF16/deep/m.gguf",
+        "org/f/Q8_0/m-q8-00001-of-00003.gguf",
+    ]
+    assert pull("org/f/BF16/deep/m.gguf", offline=True).bytes == 7
+    store.remove("org/f/BF16/deep/m.gguf@main")
+    assert len(store.models()) == 1
+
+
+def test_a_gguf_file_in_a_folder_is_not_taken_unasked(
+    pull: Callable[..., LocalModel], hub_server: Hub
+) -> None:
+    hub_server.add("org/one", {"Q8_0/m.gguf": b"x"})
+    with pytest.raises(UsageError, match=r"1 GGUF file: Q8_0/m\.gguf"):
+        pull("org/one")
+    hub_server.add("org/top", {"Q8_0/m.gguf": b"x", "m.gguf": b"top"})
+    assert pull("org/top").path.read_bytes() == b"top"
+
+
+def test_a_listing_full_of_parts_of_split_models_costs_no_time(
+    pull: Callable[..., LocalModel], hub_server: Hub
+) -> None:
+    names = [f"m{n}-00001-of-01024.gguf" for n in range(5_000)]
+    hub_server.add("org/many", {"m-00001-of-99999.gguf": b"x"})
+    hub_server.listing_extra = [{"rfilename": n, "size": 1, "blobId": "0" * 40} for n in names]
+    start = time.process_time()
+    with pytest.raises(UsageError, match="5001 GGUF files"):
+        pull("org/many")
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("gone", [1, 2, 3])

@@ -101,9 +101,12 @@ def test_slugs_keep_look_alikes_apart() -> None:
         ("m-00002-of-00002.gguf", ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]),
         ("m-00003-of-00002.gguf", ["m-00003-of-00002.gguf"]),
         ("m-00000-of-00002.gguf", ["m-00000-of-00002.gguf"]),
+        ("m-00001-of-01025.gguf", ["m-00001-of-01025.gguf"]),
+        ("m-00001-of-99999.gguf", ["m-00001-of-99999.gguf"]),
         ("m-1-of-2.gguf", ["m-1-of-2.gguf"]),
         ("m-00001-of-00002.bin", ["m-00001-of-00002.bin"]),
     ],
 )
 def test_parts_of_split_models(name: str, parts: list[str]) -> None:
     assert names.parts_of(name) == parts
+    assert names.first_part_of(name) == parts[0]

@@ -21,6 +21,7 @@ def test_kinds(reference: Resolve, tmp_path: Path) -> None:
     assert reference("org/name@refs/pr/1").revision == "refs/pr/1"
     assert reference("org/name", "b" * 40).revision == "b" * 40
     assert reference("org/name/q.gguf@v1").file == "q.gguf"
+    assert reference("org/name/Q8_0/q-00002-of-00002.gguf").file == "Q8_0/q-00001-of-00002.gguf"
     assert reference(str(tmp_path)).kind == "folder"
     assert reference(str(tmp_path / "x.gguf")).path == tmp_path / "x.gguf"
 
@@ -62,7 +63,12 @@ def test_unknown_names_suggest_near_aliases(reference: Resolve) -> None:
         "org\\name",
         "C:\\x\\y",
         "org/name/extra",
-        "a/b/c/d.gguf",
+        "a/b/c/../d.gguf",
+        "a/b/c//d.gguf",
+        "a/b/c/.d.gguf",
+        "a/b/con/d.gguf",
+        "a/b/c.../d.gguf",
+        "a/b/1/2/3/4/5/d.gguf",
         "con/model",
         "org/nul",
         "org/na me",

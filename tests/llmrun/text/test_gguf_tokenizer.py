@@ -7,7 +7,7 @@ from llmrun.text.gguf_tokenizer import GgufVocabulary, read_gguf_vocabulary
 
 
 def read(tokens: list[str], merges: list[str], **more: object) -> GgufVocabulary:
-    metadata = {"model": "gpt2", "tokens": tokens, "merges": merges, **more}
+    metadata = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges, **more}
     return read_gguf_vocabulary({f"tokenizer.ggml.{key}": v for key, v in metadata.items()})
 
 
@@ -126,3 +126,22 @@ def test_the_vocabulary_of_llama_2_has_a_space_before_every_span() -> None:
     assert sentencepiece(tokens, scores, types).prefix_space == "always"
     tokens[260] = "▁▁▁▁"
     assert sentencepiece(tokens, scores, types).prefix_space == "first"
+
+
+def test_a_file_that_does_not_name_its_rule_is_refused() -> None:
+    good = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab"], "merges": ["a b"]}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in good.items()}
+    assert read_gguf_vocabulary(metadata).merges == [("a", "b")]
+    del metadata["tokenizer.ggml.pre"]
+    with pytest.raises(ModelFileError, match="does not say by which rule"):
+        read_gguf_vocabulary(metadata)
+
+
+@pytest.mark.parametrize("key", ["model", "pre"])
+def test_a_name_from_the_file_is_shown_short_and_escaped(key: str) -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+    hostile = {f"tokenizer.ggml.{key}": "\u202e\x9b" + "\u00e9" * 100_000}
+    with pytest.raises(ModelFileError) as caught:
+        read_gguf_vocabulary(metadata | hostile)
+    assert caught.value.what.isascii()
+    assert len(caught.value.what) < 200

@@ -245,7 +245,12 @@ def test_a_damaged_character_is_reported_and_a_missing_byte_with_a_piece_is_not(
     metadata |= {"token_type": [2, 1, 1, 1, 6, 6]}
     tokenizer = Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
     assert tokenizer.unencodable("a éèâ") == {"â"}
-    metadata = {"model": "gpt2", "tokens": ["a", "Ã"], "merges": ["a a"]}  # é is Ã ©
+    metadata = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": ["a", "Ã"],
+        "merges": ["a a"],
+    }  # é is Ã ©
     metadata["tokens"] = ["a", "Ã", "aa"]
     tokenizer = Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
     assert tokenizer.unencodable("aaé") == {"é"}

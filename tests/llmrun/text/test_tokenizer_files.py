@@ -136,7 +136,7 @@ def test_all_ids_that_end_an_answer_are_in_the_generation_config(
 
 
 def test_ids_that_the_gguf_does_not_name_are_left_out() -> None:
-    bare = {"model": "gpt2", "tokens": ["a", "b", "ab"], "merges": ["a b"]}
+    bare = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab"], "merges": ["a b"]}
     files = tokenizer_files({f"tokenizer.ggml.{name}": value for name, value in bare.items()})
     assert json.loads(files["generation_config.json"]) == {}
     config = json.loads(files["tokenizer_config.json"])
