@@ -248,7 +248,8 @@ def _fit(
     free = backend.free_bytes()
     free = memory.free_bytes() if free is None else free
     context, note = memory.fit_context(need, options.ctx, spec.max_positions, free)
-    return context, [*_larger(choice, source, backend), *([] if note is None else [note])]
+    notes = [*source.checkpoint.notes, *_larger(choice, source, backend)]
+    return context, notes if note is None else [*notes, note]
 
 
 def _larger(choice: Choice, source: Source, backend: Backend) -> list[str]:

@@ -34,7 +34,7 @@ class Checkpoint:
     config.json, or a GGUF's metadata under its own keys. ``read(name)`` gives the storage form of
     one tensor of ``tensors``; ModelFileError if it is damaged, then or when its numbers are looked
     at. ``quantization``: None for a plain checkpoint, else a short description of how the file is
-    quantized already.
+    quantized already. ``notes``: what its config asks for and llmrun does not do, in sentences.
     """
 
     path: Path
@@ -43,6 +43,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     read: Callable[[str], Form] = field(repr=False)
     quantization: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A logical tensor ``X.weight`` is stored as several parts (codes, scales, zero points) and listed
 once. Every part is checked against the config before any weight is read. Quantized activations
-and caches that a config asks for are not applied, which ``quantization`` says.
+and caches that a config asks for are not applied, which ``notes`` says.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from llmrun.formats.config_groups import (
     ConfigGroups,
     WeightScheme,
     parse_config_groups,
-    with_unapplied,
+    unapplied_note,
 )
 from llmrun.formats.damage import damaged, shown
 from llmrun.formats.float_weight import float8_weight, nvfp4_weight
@@ -63,9 +63,7 @@ def _open(folder: Path) -> Checkpoint:
         if part == "weight" and module not in parts:
             _check_plain(module, tensor, config)
     checkpoint = parted_checkpoint(folder, METHOD, stored, weights)
-    return replace(
-        checkpoint, quantization=with_unapplied(checkpoint.quantization, config.unapplied)
-    )
+    return replace(checkpoint, notes=unapplied_note(config.unapplied))
 
 
 def _parts(stored: Parts) -> dict[str, dict[str, StoredTensor]]:

@@ -149,10 +149,10 @@ def parse_config_groups(config: Mapping[str, object], path: Path) -> ConfigGroup
     return ConfigGroups(parsed, ignore, tuple(unapplied), frozenset(unused))
 
 
-def with_unapplied(described: str | None, unapplied: Iterable[str]) -> str:
-    """Return the description of a checkpoint with what of its config is not applied."""
+def unapplied_note(unapplied: Iterable[str]) -> tuple[str, ...]:
+    """What of a checkpoint's config is not applied, as its ``notes``."""
     what = " and ".join(unapplied)
-    return f"{described} ({what} of the config are not applied)" if what else f"{described}"
+    return (f"{what} that the model's config asks for are not applied",) if what else ()
 
 
 def _check_keys(config: Mapping[str, object], known: set[str], where: str, path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrun.formats.checkpoint import Checkpoint, Format
-from llmrun.formats.config_groups import ALL, FLOATS, WeightScheme, is_block, with_unapplied
+from llmrun.formats.config_groups import ALL, FLOATS, WeightScheme, is_block, unapplied_note
 from llmrun.formats.damage import shown
 from llmrun.formats.float_weight import E4M3, scaled
 from llmrun.formats.method_config import MethodConfig, method_config, method_of
@@ -64,7 +64,7 @@ def _open(folder: Path) -> Checkpoint:
         elif part in SCALES and not _is_float8(stored.get(f"{module}.weight")):
             raise tensor.refused(f"is a scale, but its weight is not {E4M3}")
     checkpoint = parted_checkpoint(folder, METHOD, stored, weights)
-    return replace(checkpoint, quantization=with_unapplied(checkpoint.quantization, unapplied))
+    return replace(checkpoint, notes=unapplied_note(unapplied))
 
 
 def _is_float8(weight: StoredTensor | None) -> bool:

@@ -4,12 +4,10 @@
 ``X.qzeros`` i32 [K/g, N * bits / 32] and ``X.g_idx`` i32 [K]; w = s * (q - z). Codes and scales
 become GroupInt unchanged (2-bit codes in 4 bits), zero points other than the middle its minima.
 Where ``g_idx`` scatters the groups over the columns no form fits: such a weight is opened to F32.
-Biases that are zero in all layers are left out: the tools give them to models without any.
 """
 
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -37,7 +35,6 @@ from llmrun.quant.packed_words import codes_along_inputs, transposed, zero_point
 
 METHOD = "gptq"
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
-_NUMBER = re.compile(r"\d+")
 _Order = Callable[[int, int], bytes]
 
 
@@ -66,37 +63,13 @@ def _open(folder: Path) -> Checkpoint:
     stored = open_tensors(folder)
     in_order = cache(_in_order)
     modules = gathered(stored, _PARTS)
-    padding = _zero_biases(stored, modules)
-    stored = {name: tensor for name, tensor in stored.items() if name not in padding}
     packed_head = "lm_head" in modules
     if packed_head != config.head and (packed_head or "lm_head.weight" in stored):
         raise config.keys.refused("lm_head, which is stored otherwise,", config.head)
     weights = [
         _weight(module, parts, config, in_order, folder) for module, parts in modules.items()
     ]
-    checkpoint = parted_checkpoint(folder, METHOD, stored, weights)
-    if not padding:
-        return checkpoint
-    described = f"{checkpoint.quantization} ({len(padding)} biases of zeros left out)"
-    return replace(checkpoint, quantization=described)
-
-
-def _zero_biases(stored: Parts, modules: Iterable[str]) -> set[str]:
-    """Return the biases to leave out: those that are zero in every layer.
-
-    AutoGPTQ and early Optimum gave a bias to every packed module, also in models that have none
-    there; theirs are zeros.
-    """
-    kinds: dict[str, list[str]] = {}
-    for module in modules:
-        if f"{module}.bias" in stored:
-            kinds.setdefault(_NUMBER.sub("*", module), []).append(f"{module}.bias")
-    zeros = (
-        names
-        for names in kinds.values()
-        if all(bytes(stored[name].data).count(0) == stored[name].data.nbytes for name in names)
-    )
-    return {name for names in zeros for name in names}
+    return parted_checkpoint(folder, METHOD, stored, weights)
 
 
 def _weight(

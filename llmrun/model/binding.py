@@ -74,7 +74,8 @@ def bind_huggingface(config: Config, shapes: Shapes, read: Callable[[str], Form]
     """Match a Hugging Face checkpoint (config.json and tensor shapes by name).
 
     ``read`` serves a head that the config ties to the embedding: files may hold another one, and
-    then the file is right, as in the transformers library.
+    then the file is right, as in the transformers library. It also serves biases that the model
+    has no place for: GPTQ's tools write zeros for every linear.
     """
     arch = find(config.get("model_type"))
     spec, layout = arch.spec(config), arch.layout
@@ -88,12 +89,35 @@ def bind_huggingface(config: Config, shapes: Shapes, read: Callable[[str], Form]
             del held[names[HEAD]]
         else:
             spec = replace(spec, tied=False)
+    for name in _surplus_zeros(held, expected(spec), shapes, read):
+        unused[name] = "a bias of zeros where the model has none"
+        del held[name]
     inexpressible = _stacked(name for name in held if len(shapes[name]) > 2)
     published = {name: layout.bare(name) for name in held}
     if arch.text is not None:
         config = dict(arch.text(config))
         config["architectures"] = [find(config["model_type"]).class_names[0]]
     return _matched(spec, config, held, shapes, unused, published, {}, inexpressible)
+
+
+def _surplus_zeros(
+    held: Mapping[str, Held],
+    parameters: Mapping[str, Parameter],
+    shapes: Shapes,
+    read: Callable[[str], Form],
+) -> list[str]:
+    return [
+        name
+        for name, what in held.items()
+        if name.endswith(".bias")
+        and len(shapes[name]) == 1
+        and not any(piece.canonical in parameters for piece in what.pieces)
+        and all(_is_zero(array.data) for array in read(name).arrays.values())
+    ]
+
+
+def _is_zero(data: memoryview) -> bool:
+    return bytes(data).count(0) == data.nbytes
 
 
 def _same(one: Form, other: Form) -> bool:

@@ -385,27 +385,6 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("zero_everywhere", [True, False])
-def test_biases_of_zeros_are_left_out(zero_everywhere: bool, tmp_path: Path) -> None:
-    """AutoGPTQ packs Llama with a bias of zeros for each module; no Llama has a place for it."""
-    made = Made()
-    tensors = made.tensors | {f"{MODULE}.bias": torch.zeros(made.n).half()}
-    other = {n.replace("layers.0", "layers.1"): t.clone() for n, t in tensors.items()}
-    if not zero_everywhere:
-        other[f"{MODULE.replace('0', '1')}.bias"][-1] = 1
-    norm = {"model.norm.bias": torch.zeros(4)}
-    checkpoint = open_checkpoint(_folder(tmp_path, tensors | other | norm, made.config()))
-    biases = {name for name in checkpoint.tensors if name.endswith("_proj.bias")}
-    assert "model.norm.bias" in checkpoint.tensors
-    assert checkpoint.quantization is not None
-    if zero_everywhere:
-        assert not biases
-        assert checkpoint.quantization == "gptq int4 g128 (2 biases of zeros left out)"
-    else:
-        assert len(biases) == 2
-        assert checkpoint.quantization == "gptq int4 g128"
-
-
 # Configs as published; every one must be read, whatever else its tool wrote into it.
 PUBLISHED: dict[str, dict[str, object]] = {
     "Qwen2.5-7B-Instruct-GPTQ-Int4": {

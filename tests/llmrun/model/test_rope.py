@@ -64,7 +64,8 @@ def theirs(
 
 
 def read(parameters: object, head_dim: int = 64, positions: int = POSITIONS) -> Rope | RopeByLength:
-    return read_rope(ConfigReader({"rope_parameters": parameters}), head_dim, positions, partial=1.0)
+    config = ConfigReader({"rope_parameters": parameters})
+    return read_rope(config, head_dim, positions, partial=1.0)
 
 
 def read_one(parameters: object, head_dim: int = 64) -> Rope:
