@@ -62,6 +62,8 @@ def architectures() -> dict[str, Architecture]:
 
 def find(model_type: object) -> Architecture:
     """The architecture of a config's ``model_type``; ModelFileError names the known ones."""
+    if model_type is None:
+        raise _none_named()
     for arch in _walk(first=str(model_type)):
         if arch.model_type == model_type:
             return arch
@@ -91,6 +93,13 @@ def _walk(first: str = "") -> Iterator[Architecture]:
         if arch.model_type != name:
             raise ValueError(f"module {name} holds the architecture {arch.model_type!r}")
         yield arch
+
+
+def _none_named() -> ModelFileError:
+    return ModelFileError(
+        "the model's config names no architecture (model_type)",
+        "check that config.json is the publisher's own",
+    )
 
 
 def _unsupported(name: str, known: list[str]) -> ModelFileError:

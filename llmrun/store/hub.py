@@ -267,9 +267,14 @@ def _choose_weights(
     return _parts(reference, ggufs[0], top)
 
 
+PROJECTOR = "mmproj"
+"""In the name of a GGUF file that holds the eyes of a model, not the model."""
+
+
 def _ggufs(files: Iterable[str]) -> list[str]:
-    """The GGUF files that can be named, of a split model the first."""
-    return sorted({names.first_part_of(path) for path in files if path.endswith(".gguf")})
+    """The GGUF files that are models, of a split one the first."""
+    models = (path for path in files if path.endswith(".gguf") and PROJECTOR not in path)
+    return sorted({names.first_part_of(path) for path in models})
 
 
 def _parts(reference: Reference, first: str, files: dict[str, WantedFile]) -> list[str]:

@@ -25,6 +25,8 @@ class LocalSource:
         path = reference.path
         if path is None or not path.exists():
             return None
+        if path.is_symlink():
+            path = path.resolve()  # the user named it; links inside a model are another matter
         if path.is_file():
             found = [path.with_name(name) for name in names.parts_of(path.name)]
             found = [part for part in found if part.is_file()]  # formats says what is missing

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,6 +18,7 @@ from llmrun.cli.options import (
 )
 from llmrun.cli.session import Session
 from llmrun.cli.units import size
+from llmrun.errors import ModelFileError
 
 if TYPE_CHECKING:
     from llmrun.formats.checkpoint import Checkpoint
@@ -68,6 +70,7 @@ def _document(meant: "Reference", local: "LocalModel | None") -> dict[str, Any]:
         "name": meant.name,
         "catalog": entry_json(meant.entry) if meant.entry else None,
         "local": local_json(local) if local else None,
+        "refused": None,
         "weights": None,
         "config": None,
     }
@@ -75,9 +78,21 @@ def _document(meant: "Reference", local: "LocalModel | None") -> dict[str, Any]:
         from llmrun.formats.open import open_checkpoint
 
         checkpoint = open_checkpoint(local.path)
+        document["refused"] = _why_refused(local.path)
         document["weights"] = _weights(checkpoint)
         document["config"] = _config(checkpoint)
     return document
+
+
+def _why_refused(path: Path) -> str | None:
+    """Why a model whose files are readable would not be loaded; None if it would."""
+    from llmrun.cli.source import open_source
+
+    try:
+        open_source(path)
+    except ModelFileError as error:
+        return error.what
+    return None
 
 
 def _weights(checkpoint: "Checkpoint") -> dict[str, Any]:
@@ -102,6 +117,12 @@ def _config(checkpoint: "Checkpoint") -> dict[str, object]:
     return {title: config[key] for title, key in keys.items() if key in config}
 
 
+def _state(local: "LocalModel", refused: str | None) -> str:
+    if local.problem is not None:
+        return f"damaged: {local.problem}"
+    return "ok" if refused is None else f"cannot be loaded: {refused}"
+
+
 def _lines(
     meant: "Reference", local: "LocalModel | None", document: dict[str, Any]
 ) -> list[tuple[str, str]]:
@@ -118,7 +139,7 @@ def _lines(
         ("source", f"{local.source} {local.origin}"),
         ("revision", local.revision or "none"),
         ("path", str(local.path)),
-        ("state", "ok" if local.problem is None else f"damaged: {local.problem}"),
+        ("state", _state(local, document["refused"])),
     ]
     lines += [("file", f"{file.path}  {size(file.size)}") for file in local.files]
     if config := document["config"]:

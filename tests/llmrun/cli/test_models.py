@@ -129,6 +129,9 @@ def test_show_counts_bits_from_the_headers(llmrun: Any, folder: Path) -> None:
     text = llmrun("show", str(folder)).out
     assert "19.20" in text
     assert "hidden size" in text
+    # Its files are readable, but nothing would load it.
+    assert "num_attention_heads" in document["refused"]
+    assert "cannot be loaded" in text
 
 
 def test_show_of_a_model_that_is_not_here(llmrun: Any) -> None:

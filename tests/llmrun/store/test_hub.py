@@ -440,6 +440,13 @@ def test_gguf_files_are_named_one_by_one(
     assert len(store.models()) == 2
 
 
+def test_a_projector_beside_a_model_is_no_second_model(
+    pull: Callable[..., LocalModel], hub_server: Hub
+) -> None:
+    hub_server.add("org/v", {"m-q4.gguf": b"four", "mmproj-f16.gguf": b"eyes"})
+    assert pull("org/v").path.name == "m-q4.gguf"
+
+
 SPLIT = {f"m-q8-0000{n}-of-00003.gguf": b"part %d" % n for n in (3, 1, 2)}
 
 

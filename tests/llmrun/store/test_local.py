@@ -39,6 +39,15 @@ def test_a_gguf_file_is_used_in_place(
     assert (model.path, model.source, model.bytes) == (path, "gguf", 4)
 
 
+def test_a_link_that_the_user_names_is_followed(
+    tmp_path: Path, store: Store, reference: Callable[..., Reference]
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "m.gguf")
+    model = fetch(reference(str(tmp_path / "link.gguf")), store, OFFLINE, SilentProgress())
+    assert model.path == tmp_path / "m.gguf"
+
+
 def test_all_parts_of_a_split_model_belong_to_it(
     tmp_path: Path, store: Store, reference: Callable[..., Reference]
 ) -> None:
