@@ -5,6 +5,7 @@ them; a backend turns one into its own array (architecture: "Arrays are opaque")
 """
 
 import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -76,6 +77,13 @@ class LaterArray(HostArray):
         return data
 
 
+LARGE_BYTES = 1 << 20
+"""From here on memory is mapped: the system hands out zeros, and nobody writes them twice."""
+
+
 def empty(dtype: DType, shape: tuple[int, ...]) -> HostArray:
     """Return a zero-filled array that owns its memory."""
-    return HostArray(dtype, shape, memoryview(bytearray(math.prod(shape) * dtype.bits // 8)))
+    nbytes = math.prod(shape) * dtype.bits // 8
+    if nbytes < LARGE_BYTES:
+        return HostArray(dtype, shape, memoryview(bytearray(nbytes)))
+    return HostArray(dtype, shape, memoryview(mmap.mmap(-1, nbytes)))

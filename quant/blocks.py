@@ -3,12 +3,13 @@
 Groups are independent, so the block size changes speed and never a byte of the result.
 """
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from llmrun.errors import ModelFileError
-from llmrun.kernels.host import HostArray
+from llmrun.kernels.host import DType, HostArray
 
 if TYPE_CHECKING:
     import torch
@@ -54,19 +55,24 @@ def blocks_of_groups(
     step = max(1, block_weights // group)
     for start in range(0, groups.shape[0], step):
         block = groups[start : start + step]
-        _refuse_non_finite(block, start * group, host.shape[-1])
+        # min and max are NaN if a weight is, and infinite if one is: one pass, no mask in memory.
+        low, high = block.aminmax()
+        if not (low.isfinite() and high.isfinite()):
+            bad = int((~block.isfinite()).flatten().nonzero()[0])
+            raise not_finite(host, start * group + bad)
         yield start, block
 
 
-def _refuse_non_finite(block: "torch.Tensor", offset: int, k: int) -> None:
-    # min and max are NaN if a weight is, and infinite if one is: one pass, no mask in memory.
-    low, high = block.aminmax()
-    if low.isfinite() and high.isfinite():
-        return
-    bad = int((~block.isfinite()).flatten().nonzero()[0])
-    row, column = divmod(offset + bad, k)
-    raise ModelFileError(
-        f"the weight at [{row}, {column}] is {block.flatten()[bad].item()}; "
+def not_finite(host: HostArray, index: int) -> ModelFileError:
+    """The error for the weight [N, K] whose number at a flat ``index`` is not finite."""
+    row, column = divmod(index, host.shape[-1])
+    width = host.dtype.bits // 8
+    raw = bytes(host.data[index * width : (index + 1) * width])
+    if host.dtype is DType.BF16:
+        raw = bytes(2) + raw
+    (number,) = struct.unpack("<e" if host.dtype is DType.F16 else "<f", raw)
+    return ModelFileError(
+        f"the weight at [{row}, {column}] is {number}; "
         "a weight that is not a finite number cannot be quantized",
         "Fetch the model again; if the published file is like this, use another model.",
     )

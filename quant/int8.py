@@ -2,13 +2,16 @@
 
 ``s = round_to_file_type(absmax / 127)``, ``q = clamp(rint(w / s), -127, 127)``, all in fp32 with
 true division; a scale that rounds to zero becomes 1 with all codes 0. The stored code is q + 128.
+The work is done by the native library, or by torch where there is none; both give the same bytes.
 """
 
 from typing import TYPE_CHECKING
 
+from llmrun.kernels.cpu import quantize as native
+from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.forms import GroupInt
-from llmrun.kernels.host import DType, HostArray
-from llmrun.quant.blocks import blocks_of_groups, working_blocks
+from llmrun.kernels.host import DType, HostArray, empty
+from llmrun.quant.blocks import blocks_of_groups, not_finite, working_blocks
 from llmrun.quant.scheme import Scheme, group_for
 
 if TYPE_CHECKING:
@@ -22,10 +25,22 @@ def quantize(host: HostArray, block_weights: int | None = None) -> GroupInt:
 
     ModelFileError for a weight that is not finite, ValueError if no group divides K.
     """
+    n, k = host.shape
+    group = group_for(GROUP, k)
+    if problem() is not None or block_weights is not None:
+        return quantize_with_torch(host, group, block_weights)
+    codes, scales = empty(DType.U8, (n, k)), empty(host.dtype, (n, k // group))
+    bad = native.int8(host, group, codes, scales)
+    if bad is not None:
+        raise not_finite(host, bad)
+    return GroupInt(8, group, codes, scales, None, (n, k))
+
+
+def quantize_with_torch(host: HostArray, group: int, block_weights: int | None = None) -> GroupInt:
+    """The same, ``block_weights`` at a time."""
     from llmrun.kernels.reference.arrays import like_host
 
     n, k = host.shape
-    group = group_for(GROUP, k)
     codes, codes_view = like_host(DType.U8, (n, k))
     scales, scales_view = like_host(host.dtype, (n, k // group))
     with working_blocks() as preferred_weights:

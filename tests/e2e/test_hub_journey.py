@@ -47,7 +47,7 @@ def test_pull_quantize_chat_offline(
         answer = json.loads(asked.stdout)
         assert "Paris" in answer["text"]
         stored = model == str(out)
-        assert answer["receipt"]["scheme"] == ("compressed-tensors int4 g32" if stored else "int4")
+        assert answer["receipt"]["scheme"] == ("compressed-tensors int4 g32" if stored else "int8")
     piped = llmrun("chat", str(out), stdin=b"What is the capital of France?", env=offline)
     assert piped.returncode == 0, piped.stderr.decode()
     assert b"Paris" in piped.stdout

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from llmrun.errors import ModelFileError
+from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.host import DType
-from llmrun.quant.int8 import quantize
+from llmrun.quant.int8 import quantize, quantize_with_torch
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32])
@@ -48,3 +50,33 @@ def test_half_goes_to_even(oracle: SimpleNamespace) -> None:
     values[0, :6] = (127, 0.5, 1.5, 2.5, -0.5, -1.5)  # the scale is exactly 1
     levels = oracle.levels(quantize(oracle.make(values)))[0, :6].astype(int) - 128
     assert levels.tolist() == [127, 0, 2, 2, 0, -2]
+
+
+@pytest.mark.skipif(problem() is not None, reason="no native library")
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32])
+@pytest.mark.parametrize("k", [128, 192, 96])
+def test_the_library_and_torch_give_the_same_bytes(
+    dtype: DType, k: int, oracle: SimpleNamespace, gaussian: Callable[..., np.ndarray]
+) -> None:
+    values = gaussian(600, k)
+    sizes = np.logspace(-45, 4, 600, dtype=np.float64)[:, None]  # sub-normal scales, and none
+    values = (values * sizes).astype(np.float32).clip(-65504, 65504)
+    values[::50] = 0
+    values[1::50, 1] = -65504
+    host = oracle.make(values, dtype)
+    ours, theirs = quantize(host), quantize_with_torch(host, quantize(host).group)
+    assert bytes(ours.scales.data) == bytes(theirs.scales.data)
+    assert bytes(ours.codes.data) == bytes(theirs.codes.data)
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_weight_that_is_not_finite_is_named(
+    dtype: DType, bad: float, oracle: SimpleNamespace
+) -> None:
+    values = np.ones((5, 96), np.float32)
+    values[3, 70], values[4, 0] = bad, bad
+    host = oracle.make(values, dtype)
+    for make in (quantize, lambda host: quantize_with_torch(host, 32)):
+        with pytest.raises(ModelFileError, match=rf"\[3, 70\] is {bad}"):
+            make(host)
