@@ -67,6 +67,8 @@ class GroupInt:
     ``group`` 16, 32, 64, 128 or ``ROW``; K % group == 0. ``scales`` [N, K/group] (f16, bf16 or
     f32, possibly negative); ``mins`` like ``scales`` or None.
     Weight: ``s * (u - 2**(bits-1))`` without mins, ``s * u + m`` with mins.
+    ``columns`` I32 [K]: column j of the codes multiplies input ``columns[j]``; None: j itself. GPTQ
+    orders them by importance, so that a group holds columns alike.
     ``blocks``: the same weight as a GGUF file has it. Then the arrays are unpacked from them when
     they are first looked at, which a backend that packs weights from blocks never does.
     """
@@ -78,6 +80,7 @@ class GroupInt:
     mins: HostArray | None
     shape: tuple[int, int]
     blocks: Blocks | None = None
+    columns: HostArray | None = None
 
     def __post_init__(self) -> None:
         n, k = self.shape
@@ -88,12 +91,15 @@ class GroupInt:
         _expect("scales", self.scales, (n, k // group), FLOATS)
         if self.mins is not None:
             _expect("mins", self.mins, (n, k // group), FLOATS)
+        if self.columns is not None:
+            _expect("columns", self.columns, (k,), (DType.I32,))
 
     @property
     def arrays(self) -> dict[str, HostArray]:
         """The arrays by name."""
         arrays = {"codes": self.codes, "scales": self.scales}
-        return arrays if self.mins is None else {**arrays, "mins": self.mins}
+        more = {"mins": self.mins, "columns": self.columns}
+        return arrays | {name: array for name, array in more.items() if array is not None}
 
     @property
     def kind(self) -> str:
@@ -172,7 +178,7 @@ def rows(form: Form, picked: Sequence[int]) -> Form:
     if isinstance(form, Lut16):
         return Lut16(form.group, codes, form.table, scales, shape, blocks)
     mins = None if form.mins is None else _take(form.mins, picked)
-    return GroupInt(form.bits, form.group, codes, scales, mins, shape, blocks)
+    return GroupInt(form.bits, form.group, codes, scales, mins, shape, blocks, form.columns)
 
 
 def matrix(form: Form, *, vector: bool = False, transposed: bool = False) -> Form:

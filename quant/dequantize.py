@@ -29,8 +29,11 @@ def dequantize(form: Form) -> HostArray:
         rows = slice(start, min(start + step, n))
         if isinstance(form, Lut16):
             _lut16(form, rows, view[rows])
-        else:
-            _group_int(form, rows, view[rows])
+            continue
+        _group_int(form, rows, view[rows])
+        if form.columns is not None:
+            columns = as_tensor(form.columns).long()
+            view[rows] = view.new_empty(view[rows].shape).index_copy_(1, columns, view[rows])
     return result
 
 

@@ -18,6 +18,9 @@ IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of 8 neighbours along N lies in each nibble of a word, lowest nibble first."""
 
+_ROWS = 256
+"""Rows whose codes are spread out at a time."""
+
 _TILE = 64
 _PANEL = (64, 256)
 """Rows of 8 inputs and words of 8 outputs taken at a time: 8 arrays of 64 KiB and their copies."""
@@ -53,6 +56,41 @@ def codes_along_inputs(words: HostArray, bits: int, *, symmetric: bool) -> HostA
     result = empty(DType.U8, (n, 8 * per_row))
     wide = np.frombuffer(result.data, "<u2")
     np.take(table.astype("<u2"), np.frombuffer(turned.data, np.uint8), out=wide, mode="clip")
+    return result
+
+
+def sorted_columns(groups: HostArray, group: int) -> HostArray | None:
+    """The columns I32 [K] group by group, each group in the order it has in the file.
+
+    ``groups`` I32 [K]: the group of each column. None unless all groups from 0 on have ``group``
+    columns (the last perhaps fewer).
+    """
+    import numpy as np
+
+    numbers = np.frombuffer(groups.data, "<i4")
+    order = np.argsort(numbers, kind="stable").astype("<i4")
+    whole = np.arange(len(numbers)) // (group or len(numbers))
+    if not np.array_equal(numbers[order], whole):
+        return None
+    return HostArray(DType.I32, groups.shape, memoryview(bytearray(order.tobytes())))
+
+
+def codes_in_order(codes: HostArray, bits: int, order: HostArray) -> HostArray:
+    """Return codes [N, K * bits / 8] of 4 or 8 bits with column ``order[j]`` at place j."""
+    import numpy as np
+
+    columns = np.frombuffer(order.data, "<i4")
+    source = np.frombuffer(codes.data, np.uint8).reshape(codes.shape)
+    result = empty(codes.dtype, codes.shape)
+    target = np.frombuffer(result.data, np.uint8).reshape(codes.shape)
+    for top in range(0, len(source), _ROWS):
+        rows = slice(top, top + _ROWS)
+        if bits == 8:
+            np.take(source[rows], columns, axis=1, out=target[rows])
+            continue
+        spread = np.stack((source[rows] & 15, source[rows] >> 4), axis=-1)
+        picked = spread.reshape(len(spread), -1)[:, columns]
+        target[rows] = picked[:, ::2] | picked[:, 1::2] << 4
     return result
 
 

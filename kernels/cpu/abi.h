@@ -6,7 +6,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LLMR_ABI 3  // raised with every change below; Python refuses a library of another number
+#define LLMR_ABI 4  // raised with every change below; Python refuses a library of another number
 
 #if defined(_WIN32)
 #define LLMR_API extern "C" __declspec(dllexport)
@@ -37,6 +37,7 @@ struct llmr_weight {
   void *scales;
   void *mins;          // null: none
   const float *table;  // LUT4: 16 values
+  const int32_t *order;  // column j multiplies input order[j]; null: j. The same for all weights of an op
 };
 
 // Where a weight comes from. Its row r is row order[r] there (order null: row r).

@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
-VERSION = 3
+VERSION = 4
 """``LLMR_ABI`` of the library this package works with."""
 
 F16, BF16, F32 = 0, 1, 2
@@ -30,6 +30,7 @@ class Weight(ctypes.Structure):
         ("scales", c_void_p),
         ("mins", c_void_p),
         ("table", c_void_p),
+        ("order", c_void_p),
     )
 
 

@@ -1,6 +1,7 @@
 """The CPU backend's class: arrays and ops by the native library, as ``kernels.ops`` says."""
 
 import ctypes
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ from llmrun.kernels.ops import (
 
 MAX_HEAD_DIM = 512
 """As in ``attention.h``."""
+
+FLOAT_BYTES = 4
 
 FEW_TOKENS = 8
 """A step of at most so many tokens is decoding: short, and bound by memory."""
@@ -197,17 +200,20 @@ class CpuBackend:
         self, step: CpuStep, h: CpuArray, norm: Norm | None, linears: Sequence[Linear], y: CpuArray
     ) -> None:
         """y[T, sum N] = concatenation of the linears of norm(h)."""
-        missing = (None,) * (3 - len(linears))
-        pointers = (
-            h.address,
-            *_vectors(norm),
-            y.address,
-            *(linear.weight.address for linear in linears),  # type: ignore[attr-defined]
-            *missing,
-            *(_address(linear.bias) for linear in linears),
-        )
-        numbers = (_norm_kind(norm), len(linears), h.shape[1], y.shape[1])
-        self._issue(step, abi.NORM_LINEAR, pointers, numbers, _norm_floats(norm))
+        column = 0
+        for _, same in itertools.groupby(linears, _order):  # an op reads its inputs in one order
+            some = list(same)
+            pointers = (
+                h.address,
+                *_vectors(norm),
+                y.address + FLOAT_BYTES * column,
+                *(linear.weight.address for linear in some),  # type: ignore[attr-defined]
+                *(None,) * (3 - len(some)),
+                *(_address(linear.bias) for linear in some),
+            )
+            numbers = (_norm_kind(norm), len(some), h.shape[1], y.shape[1])
+            self._issue(step, abi.NORM_LINEAR, pointers, numbers, _norm_floats(norm))
+            column += sum(linear.weight.shape[0] for linear in some)
 
     def rope_append(
         self,
@@ -276,6 +282,8 @@ class CpuBackend:
         """a[T, F] = activation(gate(norm(h))) * up(norm(h)); without a gate, of up alone."""
         if gate is None and activation == "swiglu_clamped":
             raise ValueError(f"activation {activation!r} without a gate")
+        if gate is not None and _order(gate) != _order(up):
+            raise _unordered("a gate and an up projection that read their inputs in two orders")
         gated = (None, None) if gate is None else _pair(gate)
         pointers = (h.address, *_vectors(norm), *gated, *_pair(up), a.address)
         numbers = (_norm_kind(norm), h.shape[1], a.shape[1], abi.ACTIVATIONS[activation])
@@ -296,6 +304,9 @@ class CpuBackend:
         """h[T, D] += scale * sum over the chosen experts of probability * expert(norm(h))."""
         if not 0 < top_k <= len(experts):
             raise ValueError(f"{top_k} of {len(experts)} experts")
+        parts = (part for expert in experts for part in (expert.gate, expert.up, expert.down))
+        if any(_order(part) is not None for part in parts):
+            raise _unordered("experts with reordered columns")
         inner = experts[0].gate.weight.shape[0]
         pointers = (h.address, *_vectors(norm), *_pair(router), self._experts(experts))
         numbers = (
@@ -388,6 +399,17 @@ def _norm_kind(norm: Norm | None) -> int:
 
 def _norm_floats(norm: Norm | None) -> tuple[float, float]:
     return (0.0, 0.0) if norm is None else (norm.eps, norm.offset)
+
+
+def _order(linear: Linear) -> bytes | None:
+    assert isinstance(linear.weight, CpuWeight)
+    return linear.weight.order
+
+
+def _unordered(what: str) -> UnavailableError:
+    return UnavailableError(
+        f"the CPU kernels do not serve {what}", "choose a scheme with -q int8 --requantize"
+    )
 
 
 def _address(array: CpuArray | None) -> int | None:

@@ -356,6 +356,19 @@ int64_t llmr_unpack_gguf(int32_t type, const uint8_t *blocks, int64_t n_blocks, 
   }
 }
 
+int64_t llmr_skip_strings(const uint8_t *strings, int64_t n_bytes, int64_t count, uint64_t most) {
+  int64_t at = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t length;
+    if (n_bytes - at < 8) return -1;
+    memcpy(&length, strings + at, 8);
+    at += 8;
+    if (length > most || length > static_cast<uint64_t>(n_bytes - at)) return -1;
+    at += static_cast<int64_t>(length);
+  }
+  return at;
+}
+
 int64_t llmr_join_strings(const uint8_t *strings, int64_t n_bytes, int64_t count, uint8_t *out) {
   int64_t at = 0, written = 0;
   for (int64_t i = 0; i < count; i++) {

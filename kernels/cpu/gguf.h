@@ -36,7 +36,9 @@ enum llmr_gguf_type : int32_t {
 LLMR_API int64_t llmr_unpack_gguf(int32_t type, const uint8_t *blocks, int64_t n_blocks, uint8_t *codes,
                                   void *scales, void *mins, int32_t exact);
 
-// An array of `count` strings in at most n_bytes, each a u64 of its length and its bytes, to all of them in
-// `out` one after another with a zero byte behind each. Returns the bytes of that; null for `out`: only
-// counts. -1 if a string holds a zero byte or goes beyond n_bytes.
+// An array of `count` strings, each a u64 of its length and its bytes. skip: the bytes it takes; -1 if that
+// is more than n_bytes or a string is longer than `most`. join: all of them in `out` one after another with a
+// zero byte behind each; returns the bytes of that, and only counts them if `out` is null; -1 if a string
+// holds a zero byte or goes beyond n_bytes.
+LLMR_API int64_t llmr_skip_strings(const uint8_t *strings, int64_t n_bytes, int64_t count, uint64_t most);
 LLMR_API int64_t llmr_join_strings(const uint8_t *strings, int64_t n_bytes, int64_t count, uint8_t *out);

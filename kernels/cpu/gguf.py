@@ -47,6 +47,19 @@ def unpack(
     return int(bad)
 
 
+def skip_strings(data: memoryview, count: int, most: int) -> int | None:
+    """Bytes that an array of ``count`` strings takes, with which ``data`` begins.
+
+    None if a string is longer than ``most`` bytes or goes beyond the data. UnavailableError without
+    the library.
+    """
+    function, size = library().llmr_skip_strings, ctypes.c_int64
+    function.argtypes, function.restype = (ctypes.c_void_p, size, size, ctypes.c_uint64), size
+    strings = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    taken = function(strings, data.nbytes, count, most)
+    return None if taken < 0 else int(taken)
+
+
 def joined_strings(data: memoryview, count: int) -> bytes | None:
     """The ``count`` strings of an array that begins with ``data``, a zero byte behind each.
 

@@ -97,10 +97,17 @@ int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
   return n;
 }
 
-void prepare_row(const Worker &worker, const Source &source, int t, float *row, float *residual, Inputs &inputs) {
+// `row` gets what is multiplied, if that is not the row of x itself; `other` is used on the way there.
+void prepare_row(const Worker &worker, const Source &source, const int32_t *order, int t, float *row, float *other,
+                 float *residual, Inputs &inputs) {
   const float *x = source.x + (source.rows ? source.rows[t] : t) * source.ldx;
   if (source.norm.kind != LLMR_NO_NORM) {
-    worker.kernels->normalize(x, source.norm, source.k, row);
+    float *normed = order != nullptr ? other : row;
+    worker.kernels->normalize(x, source.norm, source.k, normed);
+    x = normed;
+  }
+  if (order != nullptr) {
+    for (int i = 0; i < source.k; i++) row[i] = x[order[i]];
     x = row;
   }
   for (int j = 0; j < inputs.n_acts; j++) {
@@ -123,15 +130,17 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
   bool keeps_rows = false;  // fp32 rows are needed after the norm
   for (int i = 0; i < n_pieces; i++) keeps_rows |= is_float(*pieces[i].weight);
   const bool is_normed = source.norm.kind != LLMR_NO_NORM;
-  const bool own_rows = is_normed || source.rows != nullptr;
+  const int32_t *order = pieces[0].weight->order;
+  const bool own_rows = is_normed || source.rows != nullptr || order != nullptr;
   const int64_t row = (source.k + 15) & ~15;
+  const int64_t kept = keeps_rows && own_rows ? tokens : 1;
 
-  size_t bytes = aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
+  size_t bytes = aligned(sizeof(float) * row * (kept + 1));
   for (int j = 0; j < inputs.n_acts; j++) bytes += place(*worker.kernels, tokens, nullptr, inputs.acts[j], inputs.fine[j]);
   const bool alone = tokens <= FEW_TOKENS && bytes <= OWN_BYTES;
   uint8_t *memory = alone ? worker.scratch : worker.common(aligned(spare) + bytes) + aligned(spare);
   float *rows = reinterpret_cast<float *>(memory);
-  memory += aligned(sizeof(float) * row * (keeps_rows && own_rows ? tokens : 1));
+  memory += aligned(sizeof(float) * row * (kept + 1));
   for (int j = 0; j < inputs.n_acts; j++) memory += place(*worker.kernels, tokens, memory, inputs.acts[j], inputs.fine[j]);
   inputs.x = keeps_rows && own_rows ? rows : source.x;
   inputs.ldx = keeps_rows && own_rows ? row : source.ldx;
@@ -140,8 +149,9 @@ Inputs prepare(Worker &worker, const Source &source, int tokens, const Piece *pi
     // Rows that nobody keeps go through the worker's own scratch, one at a time.
     float *target = keeps_rows && own_rows ? rows + t * row : reinterpret_cast<float *>(worker.scratch);
     if (alone && !(keeps_rows && own_rows)) target = rows;
-    prepare_row(worker, source, t, target, tile_memory(worker), inputs);
-    if (keeps_rows && !is_normed && source.rows != nullptr)
+    float *other = alone ? rows + kept * row : reinterpret_cast<float *>(worker.scratch) + row;
+    prepare_row(worker, source, order, t, target, other, tile_memory(worker), inputs);
+    if (keeps_rows && !is_normed && order == nullptr && source.rows != nullptr)
       memcpy(target, source.x + source.rows[t] * source.ldx, sizeof(float) * source.k);
   };
   if (alone) {

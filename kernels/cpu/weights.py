@@ -32,12 +32,13 @@ TYPES = {DType.F16: abi.F16, DType.BF16: abi.BF16, DType.F32: abi.F32}
 
 @dataclass(frozen=True, eq=False)
 class CpuWeight:
-    """A packed weight; ``native`` is what ops point at."""
+    """A packed weight; ``native`` is what ops point at. ``order``: int32 of its columns' inputs."""
 
     shape: tuple[int, int]
     nbytes: int
     kind: str
     native: abi.Weight
+    order: bytes | None = None
 
     @property
     def address(self) -> int:
@@ -70,7 +71,10 @@ class Packer:
         kind = form.kind
         if isinstance(form, GroupInt) and form.bits == 4 and native.kind == abi.W8:
             kind = kind.replace("int4", "int8")
-        weight = CpuWeight((native.n, native.k), sum(parts.values()), kind, native)
+        order = bytes(form.columns.data) if isinstance(form, GroupInt) and form.columns else None
+        if order is not None:
+            ctypes.memmove(native.order, order, parts["order"])
+        weight = CpuWeight((native.n, native.k), sum(parts.values()), kind, native, order)
         if isinstance(form, Lut16):
             ctypes.memmove(native.table, bytes(form.table.data), parts["table"])
         self._waiting.append((weight, form))
@@ -146,6 +150,8 @@ def _part_bytes(native: abi.Weight, form: Form) -> dict[str, int]:
         parts["scales"] = native.panels * ROWS * (native.k_padded // native.group) * scale_bytes
     if isinstance(form, GroupInt) and form.mins is not None:
         parts["mins"] = parts["scales"]
+    if isinstance(form, GroupInt) and form.columns is not None:
+        parts["order"] = 4 * native.k
     if isinstance(form, Lut16):
         parts["table"] = 64
     return parts
@@ -158,7 +164,8 @@ def _fill(source: abi.Source, form: Form) -> Sequence[object]:
         source.gguf = -1
         arrays = dict(form.arrays)
         codes = arrays.pop("w" if isinstance(form, Dense) else "codes")
-        arrays.pop("table", None)
+        for packed_apart in ("table", "columns"):
+            arrays.pop(packed_apart, None)
     else:
         source.gguf, source.row_blocks = blocks.type, blocks.row_blocks
         codes, arrays = blocks.raw, {}

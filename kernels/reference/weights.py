@@ -96,6 +96,7 @@ class TorchWeight:
     """A 2-D weight [N, K] on a device. ``tensors`` are those of the form, unchanged.
 
     ``panels``: its rows from the first to the last (none for fp32, which needs no scratch).
+    ``columns``: the input each column multiplies, if not in order.
     """
 
     kind: str
@@ -104,6 +105,7 @@ class TorchWeight:
     form: type[Form]
     tensors: dict[str, torch.Tensor]
     panels: tuple[tuple[slice, Panel], ...]
+    columns: torch.Tensor | None = None
 
     @property
     def mins(self) -> torch.Tensor | None:
@@ -120,10 +122,14 @@ class TorchWeight:
         if self.mins is not None:
             mins = self.mins[index].float()
             out.view(n, mins.shape[1], -1).add_(mins[..., None])
+        if self.columns is not None:
+            out.copy_(torch.empty_like(out).index_copy_(1, self.columns, out))
         return out
 
     def multiply(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """y[M, N] = x[M, K] W^T, panel by panel."""
+        if self.columns is not None:
+            x = x[:, self.columns]
         if not self.panels:
             torch.mm(x, self.tensors["w"].t(), out=y)
             return
@@ -144,8 +150,17 @@ def take_over(form: Form, scratch: Scratch, device: torch.device) -> TorchWeight
     """Move a 2-D form to a device without changing a bit of it."""
     n, k = form.shape
     tensors = {name: as_tensor(array).to(device) for name, array in form.arrays.items()}
+    columns = tensors.pop("columns", None)
     panels = () if form.kind == "f32" else tuple(_panels(type(form), tensors, (n, k), scratch))
-    return TorchWeight(form.kind, (n, k), form_bytes(form), type(form), tensors, panels)
+    return TorchWeight(
+        form.kind,
+        (n, k),
+        form_bytes(form),
+        type(form),
+        tensors,
+        panels,
+        None if columns is None else columns.long(),
+    )
 
 
 def _panels(

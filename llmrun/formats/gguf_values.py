@@ -183,8 +183,14 @@ def _skip_strings(cursor: Cursor, count: int, what: str) -> None:
         raise cursor.refused(what, f"over {limits.GGUF_STRINGS:,} strings in all")
     cursor.need(8 * count, what)
     view, position, read = cursor.view, cursor.position, _U64.unpack_from
-    last = min(view.nbytes, limits.GGUF_HEADER_BYTES) - 8
-    most = limits.GGUF_ELEMENT_BYTES
+    end = min(view.nbytes, limits.GGUF_HEADER_BYTES)
+    last, most = end - 8, limits.GGUF_ELEMENT_BYTES
+    if position < end and library.problem() is None:
+        taken = native.skip_strings(view[position:end], count, most)
+        if taken is not None:
+            cursor.position = position + taken
+            return
+    # Without the library, and where something is wrong: found and named here.
     for index in range(count):
         if position > last:
             cursor.position = position

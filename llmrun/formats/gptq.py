@@ -3,7 +3,9 @@
 ``X.weight`` [N, K] is stored as ``X.qweight`` i32 [K * bits / 32, N], ``X.scales`` [K/g, N],
 ``X.qzeros`` i32 [K/g, N * bits / 32] and ``X.g_idx`` i32 [K]; w = s * (q - z). Codes and scales
 become GroupInt unchanged (2-bit codes in 4 bits), zero points other than the middle its minima.
-Where ``g_idx`` scatters the groups over the columns no form fits: such a weight is opened to F32.
+Where ``g_idx`` scatters the groups over the columns (``desc_act``), codes are brought together
+group by group, and the form says which input each column multiplies; where groups are of unequal
+size no form fits, and the weight is opened to F32.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,13 @@ from llmrun.formats.stored import expect, extents, need
 from llmrun.kernels.forms import ROW, Dense, Form, GroupInt
 from llmrun.kernels.host import DType, HostArray, LaterArray
 from llmrun.quant.group_scales import all_equal, reordered, scales_and_minima, shared_group
-from llmrun.quant.packed_words import codes_along_inputs, transposed, zero_points
+from llmrun.quant.packed_words import (
+    codes_along_inputs,
+    codes_in_order,
+    sorted_columns,
+    transposed,
+    zero_points,
+)
 
 METHOD = "gptq"
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -93,8 +101,12 @@ def _weight(
     weight = _Weight(packing, (n, k), group, parts)
     name = f"{module}.weight"
     if _is_scattered(weight, config, in_order, module, folder):
-        label = f"int{packing.bits} with reordered columns, opened to F32"
-        return opened_weight(name, (n, k), label, parts, partial(_read_scattered, weight, groups))
+        order = sorted_columns(weight.parts["g_idx"].array(), packing.group)
+        if order is None:
+            label = f"int{packing.bits} with scattered columns, opened to F32"
+            read = partial(_read_scattered, weight, groups)
+            return opened_weight(name, (n, k), label, parts, read)
+        return weight_of(name, (n, k), weight.kind, parts, partial(_read, weight, order))
     return weight_of(name, (n, k), weight.kind, parts, partial(_read, weight))
 
 
@@ -125,7 +137,7 @@ def _codes(weight: _Weight, *, symmetric: bool) -> HostArray:
     )
 
 
-def _read(weight: _Weight) -> Form:
+def _read(weight: _Weight, order: HostArray | None = None) -> Form:
     packing, (_, k) = weight.packing, weight.shape
     zeros = zero_points(
         weight.parts["qzeros"].array(), packing.bits, less_one=packing.zeros_less_one
@@ -137,8 +149,15 @@ def _read(weight: _Weight) -> Form:
         stored_scales, None if packing.symmetric else zeros, packing.group, weight.group, k
     )
     check_finite(weight.parts["scales"], scales, mins)
-    codes = _codes(weight, symmetric=packing.symmetric)
-    return GroupInt(max(4, packing.bits), weight.group, codes, scales, mins, weight.shape)
+    codes, bits = _codes(weight, symmetric=packing.symmetric), max(4, packing.bits)
+    if order is not None:
+        plain = codes
+        codes = LaterArray(
+            plain.dtype, plain.shape, lambda: codes_in_order(plain, bits, order).data
+        )
+    return GroupInt(
+        bits, weight.group, codes, scales, mins, weight.shape, blocks=None, columns=order
+    )
 
 
 def _check_middle(zeros: HostArray, bits: int, part: StoredTensor) -> None:

@@ -1,6 +1,7 @@
 """Loading: schemes, copies in the store, the audit, and what is said about it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,51 @@ def test_weights_no_kernel_computes_with_become_int8_and_that_is_said(
     assert opened(model, settings, quant="int8").scheme == "int8"
     with pytest.raises(UnavailableError, match="quantized already"):
         opened(model, settings, quant="int4")
+
+
+def as_gptq(model: Path) -> tuple[Path, Path]:
+    """The checkpoint with its projections in GPTQ's act-order, and the same weights as numbers."""
+    weights = load_file(str(model / "model.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    packed, plain = {}, dict(weights)
+    for name, weight in weights.items():
+        if not name.endswith("proj.weight"):
+            packed[name] = weight
+            continue
+        n, k = weight.shape
+        seed = k if "down" in name else len(name.split("proj")[0].split(".")[3])
+        groups = torch.randperm(k, generator=torch.Generator().manual_seed(seed)) // 32
+        scales = (weight.float().abs().max() / 8).half().repeat(k // 32, n)
+        codes = (weight.float().T / scales[groups]).round().clamp(-8, 7) + 8  # [K, N]
+        plain[name] = ((codes - 8) * scales[groups]).T.contiguous()
+        words = (codes.view(-1, 8, n).long() << (4 * torch.arange(8)).view(1, 8, 1)).sum(1)
+        module = name.removesuffix(".weight")
+        packed |= {
+            f"{module}.qweight": words.to(torch.uint32).view(torch.int32),
+            f"{module}.qzeros": torch.full((k // 32, n // 8), 0x77777777, dtype=torch.int32),
+            f"{module}.scales": scales,
+            f"{module}.g_idx": groups.int(),
+        }
+    other = model.parent / "plain"
+    shutil.copytree(model, other)
+    save_file(plain, str(other / "model.safetensors"), metadata={"format": "pt"})
+    save_file(packed, str(model / "model.safetensors"), metadata={"format": "pt"})
+    config["quantization_config"] = {
+        "quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True,
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    return model, other
+
+
+def test_gptq_with_act_order_computes_what_it_holds(folder: Any, settings: Settings) -> None:
+    packed, plain = as_gptq(folder())
+    auto, exact, numbers = (
+        opened(packed, settings),
+        opened(packed, settings, quant="none"),
+        opened(plain, settings, quant="none"),
+    )
+    assert "int4 g32" in auto.coverage.kinds
+    ids = list(range(40))
+    want = logits(numbers, ids)
+    for loaded, tolerance in ((exact, 1e-3), (auto, 0.05)):
+        assert float((logits(loaded, ids) - want).norm() / want.norm()) < tolerance

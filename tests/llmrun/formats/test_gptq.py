@@ -177,15 +177,33 @@ def _shift_to_zero(made: Made) -> torch.Tensor:
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_reordered_columns_are_opened_exactly(bits: int, symmetric: bool, tmp_path: Path) -> None:
-    made = Made(bits, 32, 40 if bits == 4 else 48, 160, symmetric, scattered=True)
+@pytest.mark.parametrize(("group", "k"), [(32, 160), (128, 160)])
+def test_reordered_columns_are_brought_together(
+    bits: int, symmetric: bool, group: int, k: int, tmp_path: Path
+) -> None:
+    made = Made(bits, group, 40 if bits == 4 else 48, k, symmetric, scattered=True)
+    opened = open_checkpoint(_folder(tmp_path, made.tensors, made.config()))
+    form = opened.read(NAME)
+    assert isinstance(form, GroupInt)
+    assert form.columns is not None
+    assert not opened.tensors[NAME].opened
+    assert opened.tensors[NAME].kind == form.kind
+    assert torch.equal(_values(form), made.expected)
+
+
+def test_scattered_groups_of_unequal_size_are_opened_exactly(tmp_path: Path) -> None:
+    made = Made(4, 32, 40, 160, scattered=True)
+    index = made.tensors[f"{MODULE}.g_idx"]
+    at = int((index == 1).nonzero()[0])
+    index[at] = 0
+    scales = made.tensors[f"{MODULE}.scales"].double()
+    made.expected[:, at] *= scales[0] / scales[1]  # all zero points are 8
     opened = open_checkpoint(_folder(tmp_path, made.tensors, made.config()))
     assert opened.tensors[NAME].opened
-    assert opened.tensors[NAME].kind == f"int{bits} with reordered columns, opened to F32"
-    assert opened.quantization == f"gptq {opened.tensors[NAME].kind}"
+    assert opened.tensors[NAME].kind == "int4 with scattered columns, opened to F32"
     form = opened.read(NAME)
     assert isinstance(form, Dense)
-    assert torch.equal(_values(form), made.expected)
+    assert torch.allclose(_values(form), made.expected, rtol=1e-6, atol=0)
 
 
 def test_columns_in_order_need_no_index(tmp_path: Path) -> None:
