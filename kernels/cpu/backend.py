@@ -153,7 +153,9 @@ class CpuBackend:
         """Run the ops that ``emit`` issues; recorded for this cache and key, then replayed."""
         if not self._replay or not kv:
             return not any(interrupt() for _ in emit())
-        program = kv[0].programs[key] = kv[0].programs.get(key) or Program()
+        program = kv[0].programs.use(key)
+        if program is None:
+            program = kv[0].programs[key] = Program()
         if program.whole is not None:
             if step.native.n_tokens <= FEW_TOKENS:
                 self._run(*program.whole, step)

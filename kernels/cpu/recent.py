@@ -13,6 +13,13 @@ class Recent(dict[Key, Value]):
         super().__init__()
         self._most = most
 
+    def use(self, key: Key) -> Value | None:
+        """The value of a key, which becomes the newest; None if there is none."""
+        value = self.get(key)
+        if value is not None and next(reversed(self)) != key:
+            self[key] = value
+        return value
+
     def __setitem__(self, key: Key, value: Value) -> None:
         self.pop(key, None)
         super().__setitem__(key, value)

@@ -92,13 +92,15 @@ def decode_step(
     """
     for slot in slots:
         cache.check_room(slot, 1)
-    stages = {model.spec.rope_stage(cache.length(slot) + 1) for slot in slots}
+    stages = {0}
+    if model.spec.rope_limits:
+        stages = {model.spec.rope_stage(cache.length(slot) + 1) for slot in slots}
     if len(stages) > 1:
         raise ValueError(
             f"lengths {[cache.length(slot) for slot in slots]} are rotated differently"
         )
     (stage,) = stages
-    for slot in slots:
+    for slot in slots if model.spec.rope_limits else ():
         if cache.outgrown(slot, 1):
             held = cache.ids(slot)
             cache.truncate(slot, 0)
