@@ -261,9 +261,8 @@ def _larger(choice: Choice, source: Source, backend: Backend) -> list[str]:
         return []  # asked for, and -q none is known to take more
     kinds = {kind for _, _, kind in source.weights().values() if backend.widening(_form_kind(kind))}
     if kept and kinds:
-        return [
-            f"{', '.join(sorted(kinds))} weights take 4 bits more each in memory than they need"
-        ]
+        named = ", ".join(kind.upper() for kind in sorted(kinds))  # as GGUF writes them
+        return [f"{named} weights take 4 bits more each in memory than they need"]
     return []
 
 

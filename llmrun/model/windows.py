@@ -45,6 +45,12 @@ def windows_of(types: Sequence[str], window: int | None) -> list[int | None]:
     return [window if kind == SLIDING else None for kind in types]
 
 
+def unrotated_where_full(spec: DecoderSpec) -> DecoderSpec:
+    """The spec without positions in the layers that see everything."""
+    layers = (layer if layer.window else replace(layer, rope=None) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
 def read_qwen_windows(reader: ConfigReader) -> list[int | None]:
     """Windows of Qwen 2 and 3: layers below ``max_window_layers`` see everything.
 

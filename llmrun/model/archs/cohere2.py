@@ -18,6 +18,7 @@ from llmrun.model.windows import (
     SLIDING,
     every_nth_full,
     read_layer_types,
+    unrotated_where_full,
     windowed,
     windows_of,
 )
@@ -36,12 +37,11 @@ def spec(config: Config) -> DecoderSpec:
     reader.pinned("layer_switch", pattern)
     types = read_layer_types(reader, every_nth_full(len(result.layers), pattern))
     result = windowed(result, windows_of(types, reader.optional_integer("sliding_window", 4096)))
-    layers = (layer if layer.window else replace(layer, rope=None) for layer in result.layers)
+    result = unrotated_where_full(result)
     scale = reader.number("logit_scale", 0.0625)
     reader.finish(HARMLESS | {"use_parallel_embedding", "model_max_length"})
     return replace(
         result,
-        layers=tuple(layers),
         norm=replace(result.norm, centered=True),
         parallel=True,
         qkv_bias=bias,

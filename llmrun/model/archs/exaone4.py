@@ -19,6 +19,7 @@ from llmrun.model.windows import (
     SLIDING,
     every_nth_full,
     read_layer_types,
+    unrotated_where_full,
     windowed,
     windows_of,
 )
@@ -34,8 +35,7 @@ def spec(config: Config) -> DecoderSpec:
     types = read_layer_types(reader, _derived_types(reader, config, len(result.layers)))
     result = windowed(result, windows_of(types, window))
     if window is not None:
-        layers = (layer if layer.window else replace(layer, rope=None) for layer in result.layers)
-        result = replace(result, layers=tuple(layers))
+        result = unrotated_where_full(result)
     reader.finish(HARMLESS | {"attn_implementation"})
     norm = replace(result.norm, before=False, after=True)
     return replace(result, norm=norm, qk_norm="head")
