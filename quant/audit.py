@@ -13,7 +13,7 @@ from llmrun.errors import UnavailableError
 from llmrun.kernels.forms import Dense, Form, nbytes, parameters
 from llmrun.quant.recipe import Planned
 from llmrun.quant.roles import QUANTIZED_ROLES, Role
-from llmrun.quant.scheme import Scheme, fitting_group
+from llmrun.quant.scheme import Scheme, find, fitting_group
 
 ALLOWED_EXCESS = 1.10
 """Largest ratio of actual to requested bits over the weights in scope."""
@@ -91,8 +91,9 @@ class _Entry:
 class CoverageBuilder:
     """Collects weights one at a time; keeps numbers only, no array stays alive.
 
-    ``scheme``: what was asked for, None when a checkpoint is loaded as it is. Give each weight
-    once: a tied head shares the embedding's entry.
+    ``scheme``: what was asked for, None when a checkpoint is loaded as it is; a weight that its
+    recipe gives another scheme is held against that one. Give each weight once: a tied head
+    shares the embedding's entry.
     """
 
     def __init__(self, scheme: Scheme | None) -> None:
@@ -151,6 +152,8 @@ def _requested_bits(scheme: Scheme | None, form: Form, planned: Planned, wider: 
     kept = planned.scheme is None and not isinstance(form, Dense)
     if scheme is None or kept:
         return 8 * (nbytes(form) + wider)
+    if planned.scheme is not None and planned.scheme != scheme.name:
+        scheme = find(planned.scheme)
     k = form.shape[-1]
     rows = parameters(form) // k
     if fitting_group(scheme.group, k) is None:

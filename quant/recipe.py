@@ -4,11 +4,13 @@ Roles decide scope. A weight whose width no group divides stays as it is, one th
 already is kept; every decision carries its reason, and nothing is decided later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from llmrun.errors import InternalError, ModelFileError
 from llmrun.kernels.forms import Dense, Form
+from llmrun.quant.inputs import Inputs
+from llmrun.quant.mixing import WIDE_SCHEME, Unit, unit_of
 from llmrun.quant.roles import QUANTIZED_ROLES, Role
 from llmrun.quant.scheme import Scheme, find, fitting_group
 
@@ -32,14 +34,21 @@ def plan(
     weights: Mapping[str, tuple[Role, tuple[int, ...], str]],
     *,
     resident: bool,
+    widened: Collection[Unit] = (),
 ) -> dict[str, Planned]:
     """Decide for each weight, given as (role, shape, stored kind), under a scheme or None.
 
     ``resident``: the result is for memory, so embedding and head become int8; otherwise it is
-    for disk, where they stay 16 bit because other engines expect them so.
+    for disk, where they stay 16 bit because other engines expect them so. ``widened``: units of
+    a mixed recipe that get 8 bits.
     """
+    wide = find(WIDE_SCHEME) if widened else scheme
+
+    def own(name: str, role: Role) -> Scheme | None:
+        return wide if unit_of(name, role) in widened else scheme
+
     return {
-        name: _planned(scheme, role, shape, kind, resident)
+        name: _planned(own(name, role), role, shape, kind, resident)
         for name, (role, shape, kind) in weights.items()
     }
 
@@ -70,9 +79,10 @@ def _planned(
     return Planned(scheme.name, f"{scheme.name} with groups of {group}")
 
 
-def apply(planned: Planned, name: str, form: Form) -> Form:
+def apply(planned: Planned, name: str, form: Form, inputs: Inputs | None = None) -> Form:
     """Give a weight the planned form; with no scheme planned it is returned untouched.
 
+    ``inputs``: what is known of the linear's inputs, for schemes that weigh errors by it.
     ModelFileError naming the tensor and the index of a weight that is not finite.
     """
     if planned.scheme is None:
@@ -83,7 +93,8 @@ def apply(planned: Planned, name: str, form: Form) -> Form:
             "Please report this with the model's name.",
         )
     try:
-        return find(planned.scheme).quantize(form.w)
+        scheme = find(planned.scheme)
+        return scheme.quantize(form.w) if inputs is None else scheme.quantize(form.w, inputs)
     except ModelFileError as error:
         raise ModelFileError(f"{name}: {error.what}", error.next_step) from error
 

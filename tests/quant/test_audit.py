@@ -10,6 +10,7 @@ from llmrun.errors import UnavailableError
 from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.host import DType, empty
 from llmrun.quant.audit import CoverageBuilder
+from llmrun.quant.mixing import Unit
 from llmrun.quant.recipe import Planned, apply, plan
 from llmrun.quant.roles import Role
 from llmrun.quant.scheme import find, schemes
@@ -141,3 +142,17 @@ def test_counted_bytes_equal_numpy(
     host = oracle.make(gaussian(3, 64), DType.BF16)
     coverage = audited("nf4", {"x": (Role.DOWN, Dense(host))}).finish()
     assert coverage.total.nbytes == 3 * 64 // 2 + 3 * np.float32().nbytes + 64
+
+
+def test_a_mixed_recipe_is_held_against_its_own_bits() -> None:
+    widened = {Unit(1, Role.DOWN)}
+    weights = {
+        f"model.layers.{layer}.mlp.down_proj.weight": (Role.DOWN, (128, 256), "bf16")
+        for layer in range(2)
+    }
+    planned = plan(find("int4"), weights, resident=False, widened=widened)
+    builder = CoverageBuilder(find("int4"))
+    for name, (role, shape, _) in weights.items():
+        builder.add(name, role, apply(planned[name], name, dense(*shape)), planned[name])
+    coverage = builder.finish()
+    assert coverage.requested_bits == coverage.actual_bits == (4.5 + 8.125) / 2

@@ -9,6 +9,7 @@ import pytest
 from llmrun.errors import InternalError, ModelFileError
 from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.host import DType
+from llmrun.quant.mixing import Unit
 from llmrun.quant.recipe import Planned, apply, plan
 from llmrun.quant.roles import QUANTIZED_ROLES, Role
 from llmrun.quant.scheme import Scheme, find, schemes
@@ -127,3 +128,16 @@ def test_apply_refuses_to_quantize_twice(
     form = apply(Planned("int8", ""), "x", Dense(oracle.make(gaussian(4, 64))))
     with pytest.raises(InternalError, match="x: planned to become int4"):
         apply(Planned("int4", ""), "x", form)
+
+
+def test_widened_units_get_eight_bits_and_no_others() -> None:
+    names = {
+        "model.layers.0.mlp.down_proj.weight": Role.DOWN,
+        "model.layers.1.mlp.down_proj.weight": Role.DOWN,
+        "model.layers.1.self_attn.q_proj.weight": Role.ATTN_QKV,
+        "model.layers.1.self_attn.v_proj.weight": Role.ATTN_QKV,
+    }
+    weights = {name: (role, MATRIX, "BF16") for name, role in names.items()}
+    widened = {Unit(0, Role.DOWN), Unit(1, Role.ATTN_QKV)}
+    planned = plan(find("int4"), weights, resident=False, widened=widened)
+    assert [planned[name].scheme for name in names] == ["int8", "int4", "int8", "int8"]
