@@ -31,7 +31,8 @@ from work import Facts
 from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.cpu.topology import recommended_threads
 
-FORMS = ("int4 g32", "int4 g32 +min", "int8 g128")
+FORMS = ("int4 g32", "int4 g32 +min", "int4 g128 +zero", "IQ4_NL", "MXFP4", "int8 g128")
+"""Kinds of storage forms, or GGUF types whose tables are integers (wide ones and narrow ones)."""
 WIDTHS = (1, 2, 4, 5, 8, 10, 16, 64, 256)
 YARDSTICK_WIDTHS = (10, 64, 256)
 DEPTH = 4096

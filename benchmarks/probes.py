@@ -16,6 +16,7 @@ from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.forms import Dense, Form, GroupInt
 from llmrun.kernels.host import DType, HostArray
 from llmrun.kernels.ops import Attention, Heads, Linear, Span, never
+from llmrun.quant.gguf_blocks import BLOCK_TYPES
 
 N, K = 4096, 1024
 """A product's weight: as 4-bit codes it fits the second-level caches of two cores."""
@@ -164,11 +165,17 @@ def _gaussian(backend: CpuBackend, rows: int, columns: int) -> CpuArray:
 def _form(kind: str, n: int, k: int) -> Form:
     if kind == "f32":
         return Dense(_host(DType.F32, (n, k), struct.pack("<f", 0.01) * (n * k)))
-    bits, group = {"int4 g32": (4, 32), "int4 g32 +min": (4, 32), "int8 g128": (8, 128)}[kind]
-    codes = random.Random(0).randbytes(n * k * bits // 8)
-    scales = _host(DType.F16, (n, k // group), struct.pack("<e", 0.01) * (n * k // group))
-    mins = scales if kind.endswith("+min") else None
-    return GroupInt(bits, group, _host(DType.U8, (n, k * bits // 8), codes), scales, mins, (n, k))
+    stored = BLOCK_TYPES.get(kind)
+    name, *options = kind.split() if stored is None else ("int4", f"g{stored.group}")
+    bits, group = int(name[-1]), int(options[0][1:])
+    narrow = (n, k // group)
+    codes = _host(DType.U8, (n, k * bits // 8), random.Random(0).randbytes(n * k * bits // 8))
+    scales = _host(DType.F16, narrow, struct.pack("<e", 0.01) * (n * k // group))
+    if stored is not None:
+        return stored.form(codes, scales, None, (n, k))
+    zeros = _host(DType.U8, narrow, bytes([8]) * (n * k // group))
+    mins = {"+min": scales, "+zero": zeros}.get(options[-1])
+    return GroupInt(bits, group, codes, scales, mins, (n, k))
 
 
 def _host(dtype: DType, shape: Sequence[int], data: bytes) -> HostArray:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmrun.errors import InternalError, UnavailableError
@@ -16,6 +17,9 @@ from llmrun.kernels.host import DType, HostArray
 
 BLOCK = 64
 """Weights that share one absmax, counted over the flattened weight."""
+
+NESTED_BLOCK = 256
+"""Blocks whose absmax share one of their own, where these are quantized too."""
 
 _CHUNK = 1 << 20
 """Weights per call: bitsandbytes needs about five fp32 copies of what it is given."""
@@ -63,6 +67,41 @@ def quantize_4bit(
             "Update bitsandbytes, or choose another scheme (int4 needs no bitsandbytes).",
         ) from error
     return codes, absmax, table
+
+
+@dataclass(frozen=True, eq=False)
+class Nested:
+    """Scales quantized once more: ``table[codes[i]] * absmax[i // 256] + offset``, in fp32.
+
+    ``codes`` u8 [n], ``absmax`` f32 [ceil(n/256)], ``table`` f32 [256].
+    """
+
+    codes: HostArray
+    absmax: HostArray
+    table: HostArray
+    offset: float
+
+
+def nest(absmax: HostArray) -> Nested:
+    """Quantize the absmax f32 [n] of blocks as bitsandbytes does for ``compress_statistics``.
+
+    UnavailableError if bitsandbytes cannot be imported, InternalError if it fails.
+    """
+    from llmrun.kernels.reference.arrays import as_tensor, to_host
+
+    functional = _import().functional
+    scales = as_tensor(absmax)
+    try:
+        with _quiet():
+            offset = scales.mean()
+            codes, state = functional.quantize_blockwise(scales - offset, blocksize=NESTED_BLOCK)
+            outer, table = to_host(state.absmax), to_host(state.code)
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise InternalError(
+            f"bitsandbytes failed while quantizing scales: {error}",
+            "Update bitsandbytes, or choose a scheme without quantized scales.",
+        ) from error
+    return Nested(to_host(codes), outer, table, offset.item())
 
 
 def _import() -> Any:  # noqa: ANN401 - a module; its types differ between versions

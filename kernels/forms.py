@@ -65,8 +65,9 @@ class GroupInt:
     ``bits`` 4: ``codes`` u8 [N, K/2], low nibble = even k, u = 0..15.
     ``bits`` 8: ``codes`` u8 [N, K], u = 0..255.
     ``group`` 16, 32, 64, 128 or ``ROW``; K % group == 0. ``scales`` [N, K/group] (f16, bf16 or
-    f32, possibly negative); ``mins`` like ``scales`` or None.
-    Weight: ``s * (u - 2**(bits-1))`` without mins, ``s * u + m`` with mins.
+    f32, possibly negative); ``mins`` like ``scales``, or u8 zero points z, or None.
+    Weight: ``s * (u - 2**(bits-1))`` without mins, ``s * u + m`` with mins, where a zero point
+    stands for ``m = -(s * z)``; products and sums are rounded to fp32 one by one.
     ``columns`` I32 [K]: column j of the codes multiplies input ``columns[j]``; None: j itself. GPTQ
     orders them by importance, so that a group holds columns alike.
     ``blocks``: the same weight as a GGUF file has it. Then the arrays are unpacked from them when
@@ -90,7 +91,7 @@ class GroupInt:
         _expect("codes", self.codes, (n, k * self.bits // 8), (DType.U8,))
         _expect("scales", self.scales, (n, k // group), FLOATS)
         if self.mins is not None:
-            _expect("mins", self.mins, (n, k // group), FLOATS)
+            _expect("mins", self.mins, (n, k // group), (*FLOATS, DType.U8))
         if self.columns is not None:
             _expect("columns", self.columns, (k,), (DType.I32,))
 
@@ -103,9 +104,11 @@ class GroupInt:
 
     @property
     def kind(self) -> str:
-        """Short name for tables, e.g. ``int4 g32`` or ``int4 g32 +min``."""
-        group = f"g{self.group}" if self.group else "row"
-        return f"int{self.bits} {group}{'' if self.mins is None else ' +min'}"
+        """Short name for tables, e.g. ``int4 g32``, ``int4 g32 +min`` or ``int4 g32 +zero``."""
+        name = f"int{self.bits} {f'g{self.group}' if self.group else 'row'}"
+        if self.mins is None:
+            return name
+        return f"{name} {'+zero' if self.mins.dtype is DType.U8 else '+min'}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -257,6 +257,13 @@ class Backend(Protocol):
     def to_host(self, array: Array, n_rows: int) -> HostArray:
         """The first rows of an activation array as F32 (tests, custom samplers)."""
 
+    def load(self, array: Array, host: HostArray) -> None:
+        """Write F32 [n, ...] into the first n rows of an activation array."""
+
+    def release(self) -> None:
+        """Weights taken over from now on lie apart from those before, whose memory is given back
+        with the last of them that somebody holds: for models that pass through layer by layer."""
+
     def free_bytes(self) -> int | None:
         """Free memory of a device that has its own; None if it works in host memory."""
 

@@ -35,15 +35,6 @@ def floats(host: HostArray) -> "Floats":
     return flat.reshape(host.shape)
 
 
-def widened(values: HostArray) -> HostArray:
-    """Return F16 or BF16 elements as F32, the type of minima: kernels want both of one type."""
-    if values.dtype is DType.F32:
-        return values
-    result = empty(DType.F32, values.shape)
-    floats(result)[...] = floats(values)
-    return result
-
-
 def first_overflow(scales: HostArray, largest: float) -> int | None:
     """Return the flat index of the first scale that is not finite times ``largest``, or None."""
     import numpy as np

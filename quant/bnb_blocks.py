@@ -6,6 +6,9 @@ weight is opened to fp32, by the same product. 8 bit: a row shares one scale. nu
 first use.
 """
 
+from dataclasses import dataclass
+
+from llmrun.kernels.bnb import Nested
 from llmrun.kernels.host import DType, HostArray, LaterArray, empty
 from llmrun.quant.arrays import floats, unsigned
 
@@ -20,6 +23,14 @@ TABLES = {"nf4": NF4, "fp4": FP4}
 
 _CHUNK = 1 << 18
 _LEVELS_8BIT = 127
+
+
+@dataclass(frozen=True, eq=False)
+class NestedScales(HostArray):
+    """Scales of a form that were quantized themselves, and from what they were made: whoever
+    writes the form stores that."""
+
+    nested: Nested
 
 
 def swapped(packed: HostArray, shape: tuple[int, ...]) -> HostArray:
@@ -49,6 +60,20 @@ def nested_scales(
         out *= np.repeat(floats(outer), block)[: out.size]
         out += np.float32(offset)
     return result
+
+
+def scales_of_blocks(scales: HostArray, group: int, block: int) -> HostArray | None:
+    """Undo ``scales_of_groups``: F32 [B], one of every group of a block; None if they differ."""
+    import numpy as np
+
+    if block == group:
+        return HostArray(DType.F32, (scales.size,), scales.data)
+    each = block // group
+    per_group = floats(scales).reshape(-1)
+    absmax = empty(DType.F32, (-(-per_group.size // each),))
+    floats(absmax)[...] = per_group[::each]
+    same = np.array_equal(np.repeat(floats(absmax), each)[: per_group.size], per_group)
+    return absmax if same else None
 
 
 def scales_of_groups(

@@ -59,7 +59,7 @@ def _unpack(
             out[:, index // 2] = code
 
 
-def offset(signed: memoryview, shape: tuple[int, int]) -> HostArray:
+def offset(signed: memoryview, shape: tuple[int, ...]) -> HostArray:
     """Return i8 [N, K] as u8 codes q + 128."""
     import numpy as np
 

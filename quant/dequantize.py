@@ -46,8 +46,11 @@ def _group_int(form: GroupInt, rows: slice, out: "torch.Tensor") -> None:
     scales = as_tensor(form.scales)[rows].float().unsqueeze(2)
     if form.mins is None:
         groups.sub_(2 ** (form.bits - 1)).mul_(scales)
-    else:
-        groups.mul_(scales).add_(as_tensor(form.mins)[rows].float().unsqueeze(2))
+        return
+    minima = as_tensor(form.mins)[rows].float().unsqueeze(2)
+    if form.mins.dtype is DType.U8:
+        minima.mul_(scales).neg_()
+    groups.mul_(scales).add_(minima)
 
 
 def _lut16(form: Lut16, rows: slice, out: "torch.Tensor") -> None:

@@ -1,21 +1,13 @@
-"""Scheme ``fp4``: 4-bit floating point as bitsandbytes makes it, one fp32 scale per 64 weights.
+"""Schemes ``fp4``, ``fp4-dq``: 4-bit floating point of bitsandbytes, a scale per 64 weights.
 
 Each weight becomes the nearest of 16 table entries, signed values with a 2-bit exponent and a
-1-bit mantissa, times the largest magnitude of its block.
+1-bit mantissa, times the largest magnitude of its block. With ``-dq`` these magnitudes are
+quantized to 8 bits too.
 """
 
-from functools import partial
+from llmrun.quant.lut16 import scheme
 
-from llmrun.quant.lut16 import GROUP, REASON_UNPUBLISHABLE, bits_per_weight, quantize
-from llmrun.quant.scheme import Scheme
-
-SCHEME = Scheme(
-    name="fp4",
-    summary="4-bit floating point of bitsandbytes, a scale per 64 weights",
-    family="lut4",
-    group=GROUP,
-    publishable=False,
-    reason_unpublishable=REASON_UNPUBLISHABLE,
-    quantize=partial(quantize, kind="fp4"),
-    bits_per_weight=bits_per_weight,
+SCHEMES = (
+    scheme("fp4", "4-bit floating point of bitsandbytes, a scale per 64 weights", "fp4"),
+    scheme("fp4-dq", "fp4 with scales of 8 bits (double quantization)", "fp4", nested=True),
 )

@@ -1,12 +1,11 @@
 """Scales and zero points of other tools' groups, spread over the groups of storage forms.
 
-Nothing is rounded: scales keep their bits, and the product of a 16-bit scale and an 8-bit integer
-is exact in fp32. numpy is imported on first use.
+Nothing is rounded: scales and zero points keep their bits. numpy is imported on first use.
 """
 
 from llmrun.kernels.forms import ROW
 from llmrun.kernels.host import DType, HostArray, LaterArray, empty
-from llmrun.quant.arrays import floats, nibbles, unsigned, widened
+from llmrun.quant.arrays import floats, nibbles, unsigned
 
 INT_GROUPS = (128, 64, 32, 16)
 LUT_GROUPS = (128, 64, 32)
@@ -30,16 +29,20 @@ def shared_group(stored: int, k: int, groups: tuple[int, ...] = INT_GROUPS) -> i
 def scales_and_minima(
     scales: HostArray, zeros: HostArray | None, stored: int, group: int, k: int
 ) -> tuple[HostArray, HostArray | None]:
-    """Return the scales and minima [N, K / group] of a GroupInt, from [N, G] of stored groups.
+    """Return ``scales`` and ``mins`` [N, K / group] of a GroupInt, from [N, G] of stored groups.
 
-    ``zeros``: U8; None for a weight that has none. Minima are F32, and then so are the scales,
-    since a form has one type for both.
+    ``zeros``: U8; None for a weight that has none. Beside scales of 16 bits they stay what they
+    are; those of F32 get minima, which are F32, too.
     """
     if zeros is None:
         return spread(scales, stored, group, k), None
-    wide = widened(scales)
-    mins = minima(wide, zeros)
-    return spread(wide, stored, group, k), spread(mins, stored, group, k)
+    mins = zeros if shift_of(scales.dtype.name) == "zero" else minima(scales, zeros)
+    return spread(scales, stored, group, k), spread(mins, stored, group, k)
+
+
+def shift_of(scale_type: str) -> str:
+    """What a form makes of zero points beside scales of a type: ``zero`` or ``min``."""
+    return "min" if scale_type == DType.F32.name else "zero"
 
 
 def spread(per_group: HostArray, stored: int, group: int, k: int) -> HostArray:

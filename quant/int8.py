@@ -2,7 +2,8 @@
 
 ``s = round_to_file_type(absmax / 127)``, ``q = clamp(rint(w / s), -127, 127)``, all in fp32 with
 true division; a scale that rounds to zero becomes 1 with all codes 0. The stored code is q + 128.
-The work is done by the native library, or by torch where there is none; both give the same bytes.
+Errors are compensated where the inputs' second moments are known. The work is done by the native
+library, or by torch where there is none; both give the same bytes.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +13,10 @@ from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.forms import GroupInt
 from llmrun.kernels.host import DType, HostArray, empty
 from llmrun.quant.blocks import blocks_of_groups, not_finite, working_blocks
+from llmrun.quant.compensation import Prepared, as_prepared
+from llmrun.quant.inputs import Inputs
 from llmrun.quant.scheme import Scheme, group_for
+from llmrun.quant.search import Grid, search
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +24,19 @@ if TYPE_CHECKING:
 GROUP = 128
 
 
-def quantize(host: HostArray, block_weights: int | None = None) -> GroupInt:
+def quantize(host: HostArray, inputs: Inputs | Prepared | None = None) -> GroupInt:
     """Quantize [N, K] (bf16, f16 or f32); scales have the weight's own type.
 
     ModelFileError for a weight that is not finite, ValueError if no group divides K.
     """
     n, k = host.shape
     group = group_for(GROUP, k)
-    if problem() is not None or block_weights is not None:
-        return quantize_with_torch(host, group, block_weights)
+    prepared = as_prepared(inputs)
+    if prepared.factors:
+        found = search(host, Grid.INT8, group, prepared)
+        return GroupInt(8, group, found.codes, found.scales, None, (n, k))
+    if problem() is not None:
+        return quantize_with_torch(host, group)
     codes, scales = empty(DType.U8, (n, k)), empty(host.dtype, (n, k // group))
     bad = native.int8(host, group, codes, scales)
     if bad is not None:
@@ -75,6 +83,7 @@ SCHEME = Scheme(
     family="int8",
     group=GROUP,
     publishable=True,
+    weighted=True,
     quantize=quantize,
     bits_per_weight=bits_per_weight,
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from llmrun.errors import InternalError, ModelFileError
 from llmrun.kernels.forms import Dense, Form
+from llmrun.quant.compensation import Prepared
 from llmrun.quant.inputs import Inputs
 from llmrun.quant.mixing import WIDE_SCHEME, Unit, unit_of
 from llmrun.quant.roles import QUANTIZED_ROLES, Role
@@ -79,7 +80,7 @@ def _planned(
     return Planned(scheme.name, f"{scheme.name} with groups of {group}")
 
 
-def apply(planned: Planned, name: str, form: Form, inputs: Inputs | None = None) -> Form:
+def apply(planned: Planned, name: str, form: Form, inputs: Inputs | Prepared | None = None) -> Form:
     """Give a weight the planned form; with no scheme planned it is returned untouched.
 
     ``inputs``: what is known of the linear's inputs, for schemes that weigh errors by it.

@@ -7,7 +7,7 @@ so that plans, sizes and quantizers agree. Light: torch is imported when a weigh
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,8 @@ import llmrun.quant
 from llmrun.errors import InternalError, UnavailableError
 from llmrun.kernels.forms import Form
 from llmrun.kernels.host import DType, HostArray
+from llmrun.quant.compensation import Prepared
+from llmrun.quant.inputs import Inputs
 
 GROUPS = (128, 64, 32)
 """Group sizes schemes make, widest first: also the order of the fallback."""
@@ -27,6 +29,18 @@ class BitsPerWeight(Protocol):
         """Return the bits per weight; ValueError if no group divides K."""
 
 
+class Quantize(Protocol):
+    """Makes a form of a weight, with what is known of the linear's inputs.
+
+    With importance the errors of a search are weighed, with Gram blocks they are compensated too.
+    Whoever quantizes several weights with the same inputs prepares these once
+    (``quant.compensation.prepare``), and finds there what could not be used.
+    """
+
+    def __call__(self, host: HostArray, inputs: Inputs | Prepared | None = None) -> Form:
+        """Return the form; errors as ``Scheme`` says."""
+
+
 @dataclass(frozen=True)
 class Scheme:
     """What a user asks for by ``name``.
@@ -34,7 +48,9 @@ class Scheme:
     ``group``: the preferred group size along K. ``quantize``: [N, K] bf16, f16 or f32 to a form,
     with the widest group <= ``group`` that divides K (ValueError if none does; ModelFileError
     giving the index of a weight that is not finite). ``bits_per_weight``: what ``quantize`` will
-    need, scales and table included. ``family``: first word of the ``kind`` of the forms it makes.
+    need, scales and table included. ``family``: first word of the ``kind`` of the forms it makes,
+    ``suffix``: what follows the group in it. ``weighted``: ``quantize`` makes use of inputs; other
+    schemes give the same bytes with them as without.
     ``publishable``: it can be written as a checkpoint that other engines load; otherwise
     ``reason_unpublishable`` says why not.
     """
@@ -44,13 +60,15 @@ class Scheme:
     family: str
     group: int
     publishable: bool
-    quantize: Callable[[HostArray], Form] = field(repr=False)
+    weighted: bool
+    quantize: Quantize = field(repr=False)
     bits_per_weight: BitsPerWeight = field(repr=False)
+    suffix: str = ""
     reason_unpublishable: str = ""
 
     def kind(self, shape: tuple[int, ...]) -> str:
         """``Form.kind`` of what ``quantize`` makes of [N, K]; ValueError if no group divides K."""
-        return f"{self.family} g{group_for(self.group, shape[-1])}"
+        return f"{self.family} g{group_for(self.group, shape[-1])}{self.suffix}"
 
 
 def fitting_group(preferred: int, k: int) -> int | None:

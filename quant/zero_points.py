@@ -1,34 +1,20 @@
-"""Integer zero points become minima: w = (u - z) * s is s * u + m with m = -s * z in fp32.
+"""Integer zero points as files pack them: w = (u - z) * s, which is s * u + m with m = -s * z.
 
-The product of an f16 or bf16 scale and an 8-bit zero point is exact in fp32. numpy is imported
-when a function is called.
+The product of an f16 or bf16 scale and an 8-bit zero point is exact in fp32; for such scales forms
+hold the zero points themselves, for wider ones the minima. numpy is imported when a function is
+called.
 """
 
-from typing import TYPE_CHECKING
-
 from llmrun.kernels.host import DType, HostArray, empty
-from llmrun.quant.arrays import floats
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-
-def minima(packed: HostArray, scales: HostArray, bits: int) -> HostArray:
-    """Return the minima f32 [N, G] of ``scales`` [N, G] (f16, bf16, f32).
-
-    ``packed``: i32 [ceil(N * bits / 32), G], the unsigned zero points of ``bits`` 1..8 packed
-    along the rows, lowest bits first; one may straddle two words.
-    """
-    import numpy as np
-
-    zeros = unpacked_zeros(packed, scales.shape, bits)
-    unsigned = np.frombuffer(zeros.data, np.uint8).astype(np.float32)
-    return _products(unsigned.reshape(scales.shape), scales)
+from llmrun.quant.codes import offset
 
 
 def unpacked_zeros(packed: HostArray, shape: tuple[int, ...], bits: int) -> HostArray:
-    """Return the unsigned zero points u8 [N, G] of ``packed``, as in ``minima``."""
+    """Return the unsigned zero points u8 [N, G] of a weight.
+
+    ``packed``: i32 [ceil(N * bits / 32), G], zero points of ``bits`` 1..8 packed along the rows,
+    lowest bits first; one may straddle two words.
+    """
     import numpy as np
 
     rows, groups = shape
@@ -42,18 +28,23 @@ def unpacked_zeros(packed: HostArray, shape: tuple[int, ...], bits: int) -> Host
     return host
 
 
-def signed_minima(zeros: HostArray, scales: HostArray) -> HostArray:
-    """Return the minima f32 [N, G] for zero points i8 [N, G] of signed codes stored as q + 128."""
+def packed_zeros(zeros: HostArray, bits: int) -> HostArray:
+    """Return zero points u8 [N, G] below 2**bits as ``unpacked_zeros`` takes them; bits 4 or 8."""
     import numpy as np
 
-    unsigned = np.frombuffer(zeros.data, np.int8).astype(np.float32) + np.float32(128)
-    return _products(unsigned.reshape(scales.shape), scales)
+    rows, groups = zeros.shape
+    per_word = 32 // bits
+    words = -(-rows // per_word)
+    padded = np.zeros((words * per_word, groups), np.uint32)
+    padded[:rows] = np.frombuffer(zeros.data, np.uint8).reshape(rows, groups)
+    fields = padded.reshape(words, per_word, groups)
+    host = empty(DType.I32, (words, groups))
+    out = np.frombuffer(host.data, np.uint32).reshape(words, groups)
+    for place in range(per_word):
+        out |= fields[:, place] << np.uint32(place * bits)
+    return host
 
 
-def _products(zeros: "npt.NDArray[np.float32]", scales: HostArray) -> HostArray:
-    import numpy as np
-
-    out = empty(DType.F32, scales.shape)
-    with np.errstate(over="ignore"):  # whoever reads the file refuses what is not finite
-        np.multiply(floats(scales), -zeros, out=floats(out))
-    return out
+def unsigned_zeros(zeros: HostArray) -> HostArray:
+    """Return zero points i8 of signed codes as those u8 of the codes stored as q + 128."""
+    return offset(zeros.data, zeros.shape)

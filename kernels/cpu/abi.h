@@ -6,7 +6,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LLMR_ABI 4  // raised with every change below; Python refuses a library of another number
+#define LLMR_ABI 5  // raised with every change below; Python refuses a library of another number
 
 #if defined(_WIN32)
 #define LLMR_API extern "C" __declspec(dllexport)
@@ -14,30 +14,34 @@
 #define LLMR_API extern "C" __attribute__((visibility("default")))
 #endif
 
-enum llmr_type : int32_t { LLMR_F16 = 0, LLMR_BF16 = 1, LLMR_F32 = 2 };
+enum llmr_type : int32_t { LLMR_F16 = 0, LLMR_BF16 = 1, LLMR_F32 = 2, LLMR_U8 = 3 };
 
-enum llmr_kind : int32_t { LLMR_W4 = 0, LLMR_W8 = 1, LLMR_DENSE = 2, LLMR_LUT4 = 3 };
+enum llmr_kind : int32_t { LLMR_W4 = 0, LLMR_W8 = 1, LLMR_DENSE = 2, LLMR_LUT4 = 3, LLMR_LUT8 = 4 };
 
 // A weight [n, k] in panels of 16 rows; docs/cpu-kernels.md has the picture. Rows are padded to a
 // multiple of 16, columns to k_padded; padding weighs nothing.
 //   W4     codes [panel][k_padded/32][j 0..3][row 0..15][b 0..3], a byte holds k = 8j + b in its low
 //          and k = 8j + 4 + b in its high nibble. Weight: (u - 8) * scale, with mins u * scale + min.
-//   LUT4   codes as W4. Weight: table[u] * scale.
+//   LUT4   codes as W4. Weight: table[u] * scale, multiplied in fp32.
+//   LUT8   the same where table[u] = levels[u] * unit, with integer levels: multiplied as integers.
 //   W8     codes [panel][k_padded/4][row 0..15][b 0..3]. Weight: (u - 128) * scale, or with mins.
 //   DENSE  codes [panel][k][row 0..15] of `type`; no scales.
-// scales and mins: [panel][k_padded/group][row 0..15] of `type`.
+// scales and mins: [panel][k_padded/group][row 0..15], of `type` and of `min_type`. Mins of U8 are zero points
+// z and stand for -(scale * z), a product rounded to fp32.
 struct llmr_weight {
   int32_t kind;
   int32_t type;
   int32_t n, k, k_padded;
   int32_t group;   // columns one scale covers: 16, 32, 64, 128, or k_padded for a whole row
   int32_t panels;  // (n + 15) / 16
-  int32_t reserved;
+  int32_t min_type;  // `type`, or U8
   uint8_t *codes;
   void *scales;
   void *mins;          // null: none
-  const float *table;  // LUT4: 16 values
+  const float *table;  // LUT4 and LUT8: 16 values
   const int32_t *order;  // column j multiplies input order[j]; null: j. The same for all weights of an op
+  float unit;            // LUT8: a power of two
+  int8_t levels[16];     // LUT8
 };
 
 // Where a weight comes from. Its row r is row order[r] there (order null: row r).

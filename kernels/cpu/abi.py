@@ -1,13 +1,13 @@
 """The structures of ``abi.h`` for ctypes; ``library`` checks that both have the same sizes."""
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int8, c_int32, c_int64, c_uint64, c_void_p
 
-VERSION = 4
+VERSION = 5
 """``LLMR_ABI`` of the library this package works with."""
 
-F16, BF16, F32 = 0, 1, 2
-W4, W8, DENSE, LUT4 = 0, 1, 2, 3
+F16, BF16, F32, U8 = range(4)
+W4, W8, DENSE, LUT4, LUT8 = range(5)
 # Numbers of ops, in the order of kernels.ops.OPS.
 EMBED, NORM_LINEAR, ROPE_APPEND, ATTEND, LINEAR_ADD, NORM_GATE_UP, MOE_ADD, NORM_HEAD = range(8)
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
@@ -25,12 +25,14 @@ class Weight(ctypes.Structure):
         ("k_padded", c_int32),
         ("group", c_int32),
         ("panels", c_int32),
-        ("reserved", c_int32),
+        ("min_type", c_int32),
         ("codes", c_void_p),
         ("scales", c_void_p),
         ("mins", c_void_p),
         ("table", c_void_p),
         ("order", c_void_p),
+        ("unit", c_float),
+        ("levels", c_int8 * 16),
     )
 
 

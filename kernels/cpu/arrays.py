@@ -35,6 +35,10 @@ class CpuArray:
         nbytes = FLOAT_BYTES * math.prod(shape)
         return HostArray(DType.F32, shape, self._block.view(nbytes))
 
+    def load(self, host: HostArray) -> None:
+        """Write F32 rows of its width over the first ones. ValueError if they are too many."""
+        self._block.view(self._block.nbytes)[: host.nbytes] = host.data
+
 
 class CpuStep:
     """What changes from call to call, in memory the ops read."""

@@ -16,6 +16,14 @@ inline __m512 load_scales(const llmr_weight &w, const void *scales, int64_t inde
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// Minima of rows with these scales.
+inline __m512 load_mins(const llmr_weight &w, __m512 scales, int64_t index) {
+  if (w.min_type != LLMR_U8) return load_scales(w, w.mins, index);
+  const __m128i zeros = _mm_loadu_si128(reinterpret_cast<const __m128i *>(static_cast<const uint8_t *>(w.mins) + index));
+  const __m512 product = _mm512_mul_ps(scales, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(zeros)));
+  return _mm512_xor_ps(product, _mm512_set1_ps(-0.f));
+}
+
 inline __mmask16 lanes(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
 
 // Compared as integers, in which a NaN is larger than infinity.

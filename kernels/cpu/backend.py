@@ -82,7 +82,10 @@ class CpuBackend:
         # Not at exit: a thread that nobody waits for may still compute with it.
         weakref.finalize(self, self._library.llmr_destroy, context).atexit = False
         self.isa: str = self._library.llmr_context_isa(context).decode("ascii")
-        self._packer = Packer(Arena(huge=huge_pages), threads, exact=exact)
+        self._new_packer: Callable[[], Packer] = lambda: Packer(
+            Arena(huge=huge_pages), threads, exact=exact
+        )
+        self._packer = self._new_packer()
         self._replay = replay
         self._angles = AngleTables()
         # By the first expert's id, which stays its own as long as the experts are held.
@@ -132,6 +135,16 @@ class CpuBackend:
     def to_host(self, array: CpuArray, n_rows: int) -> HostArray:
         """The first rows of an activation array."""
         return array.host(n_rows)
+
+    def load(self, array: CpuArray, host: HostArray) -> None:
+        """Write F32 [n, ...] into the first n rows of an activation array."""
+        array.load(host)
+
+    def release(self) -> None:
+        """Lay weights taken over from now on apart from those before."""
+        self._packer.finish()
+        self._packer = self._new_packer()
+        self._mixtures.clear()
 
     def free_bytes(self) -> int | None:
         """None: it works in host memory."""
@@ -310,7 +323,10 @@ class CpuBackend:
         if any(_order(part) is not None for part in parts):
             raise _unordered("experts with reordered columns")
         inner = experts[0].gate.weight.shape[0]
-        pointers = (h.address, *_vectors(norm), *_pair(router), self._experts(experts))
+        flat = self._experts(experts)
+        if self._recording is not None:
+            self._recording.hold(flat)
+        pointers = (h.address, *_vectors(norm), *_pair(router), ctypes.addressof(flat))
         numbers = (
             _norm_kind(norm),
             h.shape[1],
@@ -347,12 +363,12 @@ class CpuBackend:
         ]
 
     # An array that an instruction points at and nobody else keeps.
-    def _experts(self, experts: Sequence[Expert]) -> int:
+    def _experts(self, experts: Sequence[Expert]) -> ctypes.Array[ctypes.c_void_p]:
         key = id(experts[0])
         if key not in self._mixtures:
             flat = [p for e in experts for part in (e.gate, e.up, e.down) for p in _pair(part)]
             self._mixtures[key] = (ctypes.c_void_p * len(flat))(*flat), experts
-        return ctypes.addressof(self._mixtures[key][0])
+        return self._mixtures[key][0]
 
     # --- ceilings -----------------------------------------------------------------------------
     def measure_bandwidth(self) -> float:

@@ -26,7 +26,10 @@ void gather_quantized(const llmr_weight &w, int id, float factor, float *scratch
   const int64_t element = (panel * groups * ROWS + r) * (w.type == LLMR_F32 ? 4 : 2);
   float *scales = scratch, *mins = scratch + groups;
   base::widen(static_cast<const uint8_t *>(w.scales) + element, ROWS, groups, w.type, scales);
-  if (w.mins != nullptr)
+  if (w.mins != nullptr && w.min_type == LLMR_U8)
+    for (int g = 0; g < groups; g++)
+      mins[g] = -(scales[g] * static_cast<const uint8_t *>(w.mins)[(panel * groups + g) * ROWS + r]);
+  else if (w.mins != nullptr)
     base::widen(static_cast<const uint8_t *>(w.mins) + element, ROWS, groups, w.type, mins);
   const int middle = w.mins != nullptr ? 0 : w.kind == LLMR_W8 ? 128 : 8;
   for (int k = 0; k < w.k; k += 8) {  // a group ends with one of the eights
@@ -34,7 +37,7 @@ void gather_quantized(const llmr_weight &w, int id, float factor, float *scratch
     codes_of_eight(w, panel, r, k, codes);
     const int group = k / w.group;
     for (int c = 0; c < 8 && k + c < w.k; c++) {
-      const float code = w.kind == LLMR_LUT4 ? w.table[codes[c]] : static_cast<float>(codes[c] - middle);
+      const float code = w.table != nullptr ? w.table[codes[c]] : static_cast<float>(codes[c] - middle);
       float value = code * scales[group];
       if (w.mins != nullptr) value += mins[group];
       out[k + c] = value * factor;

@@ -1,4 +1,4 @@
-"""Writes w4_avx2.inc and w8_avx2.inc: the AVX2 matrix kernels as GNU extended assembly.
+"""Writes *_avx2.inc: the AVX2 matrix kernels as GNU extended assembly.
 
     python -m llmrun.kernels.cpu.generate kernels/cpu
 
@@ -8,7 +8,7 @@ convention. Not intrinsics: compilers spill here, and gcc 12 reaches two thirds 
 matmul_avx2.cpp includes each file once per type of scales, with three macros defined: LOAD(at, reg)
 converts 8 scales in memory to fp32, ROW is the bytes of 16 scales and HALF of 8.
 
-Both kinds of weight have one shape. A block is 256 bytes of a panel, 4 steps of 64: 16 rows with 4
+All kinds of weight have one shape. A block is 256 bytes of a panel, 4 steps of 64: 16 rows with 4
 bytes each. One load takes 8 rows (half a panel) of a step, which fall into two parts:
 
     W4   low nibbles  k = 8j .. 8j+3      high nibbles  k = 8j+4 .. 8j+7     32 columns a block
@@ -17,6 +17,15 @@ bytes each. One load takes 8 rows (half a panel) of a step, which fall into two 
 Beside each part lie 4 bytes of activations (4 int8, or 2 int16 in the same order), 32 bytes a block
 and token. They are broadcast to all rows and multiplied by vpmaddubsw or vpmaddwd. W4 adds up in
 int16: 8 sums of two products are at most 8 * 2 * 15 * 127 = 30480.
+
+LUT8 looks its levels up, which vpmaddubsw wants unsigned. There are two kinds:
+
+    small   all levels are -16..16: 16 is added, and they are multiplied like codes of W4, for 16
+            products of them still fit int16 (16 * 16 * 127 = 32512)
+    levels  128 is added, and the upper and the lower half of each byte are looked up apart: two
+            codes of W4, of which the first weighs 16 times as much. Half a panel at a time
+
+What is added comes off at the start of the sums, like W4's 8.
 """
 
 import sys
@@ -33,16 +42,17 @@ FEW = 4
 AHEAD = 2048
 
 # Registers: 0..9 sums, 10 and 11 weights (later scales and minima), 12 and 13 activations and
-# products, 14 selects the first part of the weights, 15 holds ones in int16.
+# products, 14 selects the first part of the weights, 15 holds ones in int16. Of "small" 15 holds the
+# levels, of "levels" 14 their upper and 15 their lower halves; constants are in memory then.
 SHARED = r"""
 #define START(at, sum) "vpbroadcastd " #at "(%[init]), %%ymm" #sum "\n\t"
 #define CLEAR(sum) "vpxor %%ymm" #sum ", %%ymm" #sum ", %%ymm" #sum "\n\t"
 #define COPY(from, to) "vmovdqa %%ymm" #from ", %%ymm" #to "\n\t"
-#define FIRST(at, reg) "vpand " at ", %%ymm14, %%ymm" #reg "\n\t"
-#define SECOND(at, reg) "vmovdqu " at ", %%ymm" #reg "\n\t" SHIFTED(reg, reg)
+#define FIRST(at, reg) MASKED(at, reg) LOOK_UP(reg)
+#define SECOND(at, reg) "vmovdqu " at ", %%ymm" #reg "\n\t" SHIFTED(reg, reg) LOOK_UP(reg)
 #define AHEAD_OF(at) "prefetcht0 " at "\n\t"
 #define BOTH(at) "vmovdqu " at ", %%ymm10\n\t" SHIFTED(10, 11) \
-    "vpand %%ymm14, %%ymm10, %%ymm10\n\t"
+    "vpand " MASK ", %%ymm10, %%ymm10\n\t" LOOK_UP(10) LOOK_UP(11)
 #define ACTS(at, reg) "vpbroadcastd " #at "(%[x]), %%ymm" #reg "\n\t"
 // One part of 16 rows in 10 and 11: sums += weights * the activations in 12
 #define DOT_ROWS(sum, sum2) MULTIPLY " %%ymm12, %%ymm10, %%ymm13\n\t" \
@@ -56,6 +66,13 @@ SHARED = r"""
     "vmulps %%ymm10, %%ymm12, %%ymm12\n\tvfmadd213ps " #acc "(%[acc]), %%ymm12, %%ymm" #sum "\n\t"
 #define ADD_MIN(at, sum) "vbroadcastss " #at "(%[sum]), %%ymm12\n\t" \
     "vfmadd231ps %%ymm12, %%ymm11, %%ymm" #sum "\n\t"
+// The same for zero points: with the scales in 10, 11 is -m
+#define LOAD_ZEROS(at) "vpmovzxbd " at ", %%ymm11\n\tvcvtdq2ps %%ymm11, %%ymm11\n\t" \
+    "vmulps %%ymm10, %%ymm11, %%ymm11\n\t"
+#define TAKE_ZERO(at, sum) "vbroadcastss " #at "(%[sum]), %%ymm12\n\t" \
+    "vfnmadd231ps %%ymm12, %%ymm11, %%ymm" #sum "\n\t"
+// Scales in 10 times the unit of levels
+#define TIMES_UNIT "vbroadcastss %[unit], %%ymm11\n\tvmulps %%ymm11, %%ymm10, %%ymm10\n\t"
 #define STORE(sum, acc) "vmovups %%ymm" #sum ", " #acc "(%[acc])\n\t"
 #define FETCH(acc, sum) "vmovups " #acc "(%[acc]), %%ymm" #sum "\n\t"
 // The same in registers, with the token's scale in 12 and sum in 13
@@ -64,6 +81,7 @@ SHARED = r"""
 #define FOLD_HERE(sum, acc) TO_FLOAT(sum) "vmulps %%ymm10, %%ymm12, %%ymm10\n\t" \
     "vfmadd231ps %%ymm10, %%ymm" #sum ", %%ymm" #acc "\n\t"
 #define ADD_MIN_HERE(acc) "vfmadd231ps %%ymm11, %%ymm13, %%ymm" #acc "\n\t"
+#define TAKE_ZERO_HERE(acc) "vfnmadd231ps %%ymm11, %%ymm13, %%ymm" #acc "\n\t"
 // Loops over weight groups (1), activation groups of each (2) and blocks of each (3)
 #define WEIGHT_GROUPS "1: movq %[inner], %[i]\n\t.p2align 6\n\t"
 #define ACTIVATION_GROUPS "2:\n\t"
@@ -73,7 +91,16 @@ SHARED = r"""
 #define END_ACTIVATION_GROUPS(start) "addq %[step], %[scale]\n\taddq %[step], %[" #start "]\n\t" \
     "decq %[i]\n\tjnz 2b\n\t"
 #define NEXT_SCALES(scales) "addq %[row], %[" #scales "]\n\t"
+#define NEXT_ZEROS "addq $16, %[wm]\n\t"
 #define END_WEIGHT_GROUPS "decq %[outer]\n\tjnz 1b\n\t"
+"""
+
+# Nibbles: the shift is one of 16 bits, so the upper byte's low nibble comes along and is masked.
+NIBBLES = r"""
+#define SHIFTED(from, to) "vpsrlw $4, %%ymm" #from ", %%ymm" #to "\n\t" \
+    "vpand " MASK ", %%ymm" #to ", %%ymm" #to "\n\t"
+#define MULTIPLY "vpmaddubsw"
+#define ADD "vpaddw"
 """
 
 OWN = {
@@ -81,34 +108,75 @@ OWN = {
 #define CONSTANTS \
     "movl $0x0f0f0f0f, %k[i]\n\tvmovd %k[i], %%xmm14\n\tvpbroadcastd %%xmm14, %%ymm14\n\t" \
     "movl $0x00010001, %k[i]\n\tvmovd %k[i], %%xmm15\n\tvpbroadcastd %%xmm15, %%ymm15\n\t"
-// The shift is one of 16 bits: the upper byte's low nibble comes along and is masked.
-#define SHIFTED(from, to) "vpsrlw $4, %%ymm" #from ", %%ymm" #to "\n\t" \
-    "vpand %%ymm14, %%ymm" #to ", %%ymm" #to "\n\t"
-#define MULTIPLY "vpmaddubsw"
-#define ADD "vpaddw"
+#define MASK "%%ymm14"
+#define MASKED(at, reg) "vpand " at ", %%ymm14, %%ymm" #reg "\n\t"
+#define LOOK_UP(reg)
 #define TO_FLOAT(sum) "vpmaddwd %%ymm15, %%ymm" #sum ", %%ymm" #sum "\n\t" \
     "vcvtdq2ps %%ymm" #sum ", %%ymm" #sum "\n\t"
-""",
+"""
+    + NIBBLES.lstrip("\n"),
     "w8": r"""
 #define CONSTANTS \
     "movl $0x00ff00ff, %k[i]\n\tvmovd %k[i], %%xmm14\n\tvpbroadcastd %%xmm14, %%ymm14\n\t"
+#define MASK "%%ymm14"
+#define MASKED(at, reg) "vpand " at ", %%ymm14, %%ymm" #reg "\n\t"
+#define LOOK_UP(reg)
 #define SHIFTED(from, to) "vpsrlw $8, %%ymm" #from ", %%ymm" #to "\n\t"
 #define MULTIPLY "vpmaddwd"
 #define ADD "vpaddd"
 #define TO_FLOAT(sum) "vcvtdq2ps %%ymm" #sum ", %%ymm" #sum "\n\t"
 """,
+    "small": r"""
+#define CONSTANTS "vmovdqu %[mask], %%ymm14\n\tvbroadcasti128 %[levels], %%ymm15\n\t"
+#define MASK "%%ymm14"
+#define MASKED(at, reg) "vpand " at ", %%ymm14, %%ymm" #reg "\n\t"
+#define LOOK_UP(reg) "vpshufb %%ymm" #reg ", %%ymm15, %%ymm" #reg "\n\t"
+#define TWICE(sum) "vpaddw %%ymm" #sum ", %%ymm" #sum ", %%ymm" #sum "\n\t"
+#define TO_FLOAT(sum) "vpmaddwd %[ones], %%ymm" #sum ", %%ymm" #sum "\n\t" \
+    "vcvtdq2ps %%ymm" #sum ", %%ymm" #sum "\n\t"
+"""
+    + NIBBLES.lstrip("\n"),
+    "levels": r"""
+#define CONSTANTS "vbroadcasti128 %[upper], %%ymm14\n\tvbroadcasti128 %[lower], %%ymm15\n\t"
+#define MASK "%[mask]"
+#define MASKED(at, reg) "vmovdqu " at ", %%ymm" #reg "\n\tvpand %[mask], %%ymm" #reg ", %%ymm" #reg "\n\t"
+#define LOOK_UP(reg)
+// Codes in `reg`: their upper halves to `up`, their lower ones to themselves
+#define HALVES(reg, up) "vpshufb %%ymm" #reg ", %%ymm14, %%ymm" #up "\n\t" \
+    "vpshufb %%ymm" #reg ", %%ymm15, %%ymm" #reg "\n\t"
+// Both parts of 8 rows in 10 and 11
+#define DOT_HALVES(low, up) HALVES(10, 8) MULTIPLY " %%ymm12, %%ymm8, %%ymm8\n\t" ADD_TO(8, up) \
+    MULTIPLY " %%ymm12, %%ymm10, %%ymm10\n\t" ADD_TO(10, low) HALVES(11, 8) \
+    MULTIPLY " %%ymm13, %%ymm8, %%ymm8\n\t" ADD_TO(8, up) \
+    MULTIPLY " %%ymm13, %%ymm11, %%ymm11\n\t" ADD_TO(11, low)
+#define JOIN(low, up) "vpmaddwd %[ones], %%ymm" #low ", %%ymm" #low "\n\t" \
+    "vpmaddwd %[sixteens], %%ymm" #up ", %%ymm" #up "\n\t" \
+    "vpaddd %%ymm" #up ", %%ymm" #low ", %%ymm" #low "\n\t"
+#define TO_FLOAT(sum) "vcvtdq2ps %%ymm" #sum ", %%ymm" #sum "\n\t"
+"""
+    + NIBBLES.lstrip("\n"),
 }
+"""What the kinds do not share, by the name of their file."""
+
+MINIMA = {"w4": ("", "mins", "zeros"), "w8": ("", "mins", "zeros"), "small": ("",), "levels": ("",)}
+"""Ways to store minima that each kind has kernels for."""
 
 Words = list[str]  # macros of one line of the file
 
 
-def gemm_parts(tokens: int, mins: bool) -> tuple[list[Words], list[Words], list[Words]]:
-    """A panel beside `tokens` tokens: start, block, fold. fp32 sums stay in L1, [tokens][16]."""
+Parts = tuple[list[Words], list[Words], list[Words]]  # start, block, fold
+
+
+def gemm_parts(kind: str, tokens: int, minima: str) -> Parts:
+    """A panel beside `tokens` tokens. fp32 sums stay in L1, [tokens][16]."""
     pairs = [(2 * t, 2 * t + 1) for t in range(tokens)]  # sums of the token's two halves
-    if mins:
+    if minima:
         start = [[f"CLEAR({s})" for pair in pairs for s in pair]]
     else:
-        start = [[f"START({4 * t}, {a}) COPY({a}, {b})" for t, (a, b) in enumerate(pairs)]]
+        start = [[]]
+        for t, (a, b) in enumerate(pairs):
+            twice = f"TWICE({a}) " if kind == "small" else ""
+            start[0].append(f"START({4 * t}, {a}) {twice}COPY({a}, {b})")
     block = []
     for j in range(4):
         if tokens <= FEW:
@@ -121,17 +189,27 @@ def gemm_parts(tokens: int, mins: bool) -> tuple[list[Words], list[Words], list[
     fold = []
     for half, base in enumerate(("", "%c[half]")):
         fold.append([f'LOAD("{base}(%[ws])", 10)'])
-        if mins:
+        if kind == "small":
+            fold[-1].append("TIMES_UNIT")
+        if minima == "mins":
             fold[-1].append(f'LOAD("{base}(%[wm])", 11)')
+        if minima == "zeros":
+            fold[-1].append(f'LOAD_ZEROS("{8 * half}(%[wm])")')
         for t, pair in enumerate(pairs):
             s = pair[half]
-            minimum = [f"ADD_MIN({4 * t}, {s})"] if mins else []
-            fold.append([f"FOLD({4 * t}, {s}, {32 * s})", *minimum, f"STORE({s}, {32 * s})"])
+            minimum = {"": [], "mins": ["ADD_MIN"], "zeros": ["TAKE_ZERO"]}[minima]
+            fold.append(
+                [
+                    f"FOLD({4 * t}, {s}, {32 * s})",
+                    *(f"{name}({4 * t}, {s})" for name in minimum),
+                    f"STORE({s}, {32 * s})",
+                ]
+            )
     return start, block, fold
 
 
-def gemv_parts(panels: int, mins: bool) -> tuple[list[Words], list[Words], list[Words]]:
-    """Whole panels beside one token: start, block, fold. fp32 sums stay in registers 0..3.
+def gemv_parts(kind: str, panels: int, minima: str) -> Parts:
+    """Whole panels beside one token. fp32 sums stay in registers 0..3.
 
     Both halves of a panel are taken together: they share its cache lines.
     """
@@ -139,9 +217,12 @@ def gemv_parts(panels: int, mins: bool) -> tuple[list[Words], list[Words], list[
     dots = [len(halves) + h for h in halves]
     base = ["(%[w])", "(%[w],%[w_panel])"]
     scales = ["(%[ws])", "%c[half](%[ws])", "(%[ws],%[s_panel])", "%c[half](%[ws],%[s_panel])"]
+    zeros = ["(%[wm])", "8(%[wm])", "(%[wm],%[m_panel])", "8(%[wm],%[m_panel])"]
 
-    first = f"CLEAR({dots[0]})" if mins else f"START(0, {dots[0]})"
+    first = f"CLEAR({dots[0]})" if minima else f"START(0, {dots[0]})"
     start = [[first, *(f"COPY({dots[0]}, {d})" for d in dots[1:])]]
+    if kind == "small":
+        start[0].insert(1, f"TWICE({dots[0]})")
     block = []
     for j in range(4):
         block.append([f'AHEAD_OF("{AHEAD + 64 * j}{base[p]}")' for p in range(panels)])
@@ -150,29 +231,74 @@ def gemv_parts(panels: int, mins: bool) -> tuple[list[Words], list[Words], list[
             block.append(
                 [f'BOTH("{64 * j + 32 * (h % 2)}{base[h // 2]}")', f"DOT_PARTS({dots[h]})"]
             )
-    fold = [["TOKEN_SCALE", *(["TOKEN_SUM"] if mins else [])]]
+    fold = [["TOKEN_SCALE", *(["TOKEN_SUM"] if minima else [])]]
     for h in halves:
-        fold.append([f'LOAD("{scales[h]}", 10)', f"FOLD_HERE({dots[h]}, {h})"])
-        if mins:
+        fold.append([f'LOAD("{scales[h]}", 10)'])
+        if kind == "small":
+            fold[-1].append("TIMES_UNIT")
+        if minima == "zeros":
+            fold[-1].append(f'LOAD_ZEROS("{zeros[h]}")')
+        fold[-1].append(f"FOLD_HERE({dots[h]}, {h})")
+        if minima == "mins":
             fold[-1] += [f'LOAD("{scales[h].replace("ws", "wm")}", 11)', f"ADD_MIN_HERE({h})"]
+        if minima == "zeros":
+            fold[-1].append(f"TAKE_ZERO_HERE({h})")
     return start, block, fold
 
 
-def loops(
-    kind: str, mins: bool, parts: tuple[list[Words], list[Words], list[Words]]
-) -> list[Words]:
+def halves_gemm_parts(tokens: int) -> Parts:
+    """Half a panel of "levels" beside `tokens` tokens: sums of lower and of upper halves."""
+    pairs = [(2 * t, 2 * t + 1) for t in range(tokens)]
+    start = [[f"CLEAR({low}) START({4 * t}, {up})" for t, (low, up) in enumerate(pairs)]]
+    block = []
+    for j in range(4):
+        if tokens <= FEW:
+            block.append([f'AHEAD_OF("{AHEAD + 64 * j}(%[w])")'])
+        for part, offset in (("FIRST", 0), ("SECOND", 4)):
+            block.append([f'{part}("{64 * j}(%[w])", 10)', "HALVES(10, 11)"])
+            for t, (low, up) in enumerate(pairs):
+                block[-1].append(f"ACTS({32 * t + 8 * j + offset}, 12) DOT_ROWS({low}, {up})")
+    fold = [['LOAD("(%[ws])", 10)', "TIMES_UNIT"]]
+    for t, (low, up) in enumerate(pairs):
+        at = 64 * t
+        fold.append(
+            [f"JOIN({low}, {up})", f"FOLD({4 * t}, {low}, {at})", f"STORE({low}, {at})"]
+        )
+    return start, block, fold
+
+
+def halves_gemv_parts() -> Parts:
+    """A panel of "levels" beside one token: fp32 sums in registers 0 and 1, others in 2..5."""
+    pairs = [(2, 3), (4, 5)]
+    start = [["CLEAR(2)", "CLEAR(4)", "START(0, 3)", "COPY(3, 5)"]]
+    block = []
+    for j in range(4):
+        block.append([f'AHEAD_OF("{AHEAD + 64 * j}(%[w])")'])
+        block.append([f"ACTS({8 * j}, 12)", f"ACTS({8 * j + 4}, 13)"])
+        for h, (low, up) in enumerate(pairs):
+            block.append([f'BOTH("{64 * j + 32 * h}(%[w])")', f"DOT_HALVES({low}, {up})"])
+    fold = [["TOKEN_SCALE"]]
+    for h, (low, up) in enumerate(pairs):
+        at = "%c[half](%[ws])" if h else "(%[ws])"
+        fold.append([f'LOAD("{at}", 10)', "TIMES_UNIT", f"JOIN({low}, {up})"])
+        fold[-1].append(f"FOLD_HERE({low}, {h})")
+    return start, block, fold
+
+
+def loops(kind: str, minima: str, parts: Parts) -> list[Words]:
     """The parts inside their loops. W8's blocks stay rolled: unrolling a group halves the speed."""
     start, block, fold = parts
     block = [*block, ["NEXT_BLOCK"]]
     if kind == "w8":
         block = [["BLOCKS"], *block[:-1], ["NEXT_BLOCK", "END_BLOCKS"]]
+    next_minima = {"": [], "mins": ["NEXT_SCALES(wm)"], "zeros": ["NEXT_ZEROS"]}[minima]
     return [
         ["WEIGHT_GROUPS", "ACTIVATION_GROUPS"],
         *start,
         *block,
         *fold,
-        [f"END_ACTIVATION_GROUPS({'sum' if mins else 'init'})"],
-        ["NEXT_SCALES(ws)", *(["NEXT_SCALES(wm)"] if mins else []), "END_WEIGHT_GROUPS"],
+        [f"END_ACTIVATION_GROUPS({'sum' if minima else 'init'})"],
+        ["NEXT_SCALES(ws)", *next_minima, "END_WEIGHT_GROUPS"],
     ]
 
 
@@ -194,15 +320,32 @@ def operands(*items: str) -> str:
     return wrap([f"{word}," for word in words[:-1]] + words[-1:])
 
 
-def function(name: str, kind: str, mins: bool, gemv: bool, body: list[Words]) -> str:
+CONSTANTS = {
+    "small": ('[levels] "m"(a.levels)', '[mask] "m"(MASKS)', '[ones] "m"(ONES)'),
+    "levels": (
+        '[upper] "m"(a.levels)',
+        '[lower] "m"(a.lower)',
+        '[mask] "m"(MASKS)',
+        '[ones] "m"(ONES)',
+        '[sixteens] "m"(SIXTEENS)',
+    ),
+}
+"""Operands in memory of the kinds that look up."""
+
+
+def function(name: str, kind: str, minima: str, panels: int, body: list[Words]) -> str:
     """One kernel: the body with its operands, which are fields of the Walk it is given."""
-    moving = ["w", "x", "scale", "ws", *(["sum", "wm"] if mins else ["init"])]
-    fixed = ["x_step", "step", "acc", *(["w_panel", "s_panel"] if gemv else [])]
+    moving = ["w", "x", "scale", "ws", *(["sum", "wm"] if minima else ["init"])]
+    fixed = ["x_step", "acc", *(["w_panel", "s_panel"] if panels == 2 else [])]
+    fixed += ["m_panel"] if panels == 2 and minima == "zeros" else ["step"]
     counts = ["inner", *(["blocks"] if kind == "w8" else [])]  # in memory: registers are short
+    counts += [] if "step" in fixed else ["step"]
     scratch = ["i", *(["b"] if kind == "w8" else [])]
     outputs = [f'[{m}] "+r"(a.{m})' for m in moving]
     outputs += ['[outer] "+m"(a.outer)', *(f'[{s}] "=&r"({s})' for s in scratch)]
     inputs = [f'[{f}] "r"(a.{f})' for f in fixed] + [f'[{c}] "m"(a.{c})' for c in counts]
+    if kind in CONSTANTS:
+        inputs += [*CONSTANTS[kind], '[unit] "m"(a.unit)']
     lines = [
         f"void {name}(Walk a) {{",
         f"  int64_t {', '.join(scratch)};",
@@ -217,40 +360,46 @@ def function(name: str, kind: str, mins: bool, gemv: bool, body: list[Words]) ->
     return "\n".join(lines)
 
 
-def kernels(kind: str, mins: bool) -> tuple[list[str], str]:
-    """All kernels of a kind with or without mins, and one entry of its table."""
+def kernels(kind: str, minima: str) -> tuple[list[str], str]:
+    """All kernels of a kind with one sort of minima, and their entry of its table."""
     functions, names = [], []
-    suffix = "_mins" if mins else ""
+    suffix = f"_{minima}" if minima else ""
     for tokens in range(2, WIDEST + 1):
-        names.append(f"{kind}_gemm_{tokens}{suffix}")
-        body = [["CONSTANTS"], *loops(kind, mins, gemm_parts(tokens, mins))]
-        functions.append(function(names[-1], kind, mins, False, body))
-    for panels in (1, 2):
+        halves = kind == "levels"
+        name = f"{kind}_gemm_{tokens}{suffix}"
+        parts = halves_gemm_parts(tokens) if halves else gemm_parts(kind, tokens, minima)
+        body = [["CONSTANTS"], *loops(kind, minima, parts)]
+        functions.append(function(name, kind, minima, 0, body))
+        names.append(f"both_halves<{name}, HALF>" if halves else name)
+    for panels in (1,) if kind == "levels" else (1, 2):
         names.append(f"{kind}_gemv_{panels}{suffix}")
+        parts = halves_gemv_parts() if kind == "levels" else gemv_parts(kind, panels, minima)
         fetch = [f"FETCH({32 * h}, {h})" for h in range(2 * panels)]
         store = [f"STORE({h}, {32 * h})" for h in range(2 * panels)]
-        body = [["CONSTANTS"], fetch, *loops(kind, mins, gemv_parts(panels, mins)), store]
-        functions.append(function(names[-1], kind, mins, True, body))
-    gemm, gemv = ", ".join(names[:-2]), ", ".join(names[-2:])
-    return functions, f"{{{{nullptr, nullptr, {gemm}}},\n     {{nullptr, {gemv}}}}}"
+        body = [["CONSTANTS"], fetch, *loops(kind, minima, parts), store]
+        functions.append(function(names[-1], kind, minima, panels, body))
+    gemm, gemv = ", ".join(names[: WIDEST - 1]), ", ".join(names[WIDEST - 1 :])
+    return functions, wrap_entry(gemm, gemv)
+
+
+def wrap_entry(gemm: str, gemv: str) -> str:
+    """One entry of a table."""
+    return f"    {{{{nullptr, nullptr, {gemm}}},\n     {{nullptr, {gemv}}}}}"
 
 
 def render(kind: str) -> str:
-    """The file of one kind, "w4" or "w8"."""
+    """The file of one kind."""
     macros = OWN[kind].lstrip("\n") + SHARED
-    plain, plain_table = kernels(kind, mins=False)
-    with_mins, mins_table = kernels(kind, mins=True)
+    made = [kernels(kind, minima) for minima in MINIMA[kind]]
     defined = [line.split()[1].split("(")[0] for line in macros.splitlines() if "#define" in line]
     return "\n".join(
         [
             "// Written by generate.py, which explains it. Do not edit.",
             macros,
             "// <kind>_gemm_<tokens>: one panel. <kind>_gemv_<panels>: one token.",
-            *plain,
-            *with_mins,
-            f"constexpr Table {kind}[2] = {{  // without and with mins",
-            f"    {plain_table},",
-            f"    {mins_table}}};",
+            *(text for functions, _ in made for text in functions),
+            f"constexpr Table {kind}[{len(made)}] = {{  // without minima, with them, with zero points",
+            ",\n".join(entry for _, entry in made) + "};",
             "",
             *(f"#undef {name}" for name in defined),
             "",
@@ -259,7 +408,7 @@ def render(kind: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Writes both files into `folder`."""
+    """Writes all files into `folder`."""
     for kind in OWN:
         (folder / f"{kind}_avx2.inc").write_text(render(kind), encoding="utf-8", newline="\n")
 

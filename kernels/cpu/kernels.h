@@ -22,7 +22,7 @@ constexpr size_t SCRATCH = 4 << 20;  // bytes of scratch of each worker
 constexpr size_t MATMUL_SCRATCH = 2 << 20;  // of them for one matmul
 
 // Activations of `tokens` tokens, quantized beside one kind of weight, in the layout of one ISA.
-//   W4: int8 per 32 columns, scale = absmax / 127, code = round to nearest even (x * (127 / absmax)),
+//   W4 (LUT8 takes the same): int8 per 32 columns, scale = absmax / 127, code = round to nearest even (x * (127 / absmax)),
 //       never -128.
 //   W8: 16 bits per `group` columns, scale = absmax / W8_LIMIT, code = round to nearest even
 //       (x * (W8_LIMIT / absmax)). Codes up to W8_LIMIT = 127 * 256 + 127 split into two signed bytes.
@@ -65,6 +65,8 @@ struct Norm {
 //   without mins: d over (u - 8) or (u - 128);  acc = fma(float(d), ws * as, acc)
 //   with mins:    d over u;                     acc = fma(float(d), ws * as, acc)
 //                                               acc = fma(m, sum, acc)
+//   LUT8:         d over levels[u];             acc = fma(float(d), (ws * unit) * as, acc)
+// m is a minimum, or -(ws * z) for a zero point z. ws * unit is exact but where it leaves fp32's range.
 // where a weight group larger than the activation group uses its ws for each activation group. The
 // refined groups of the same row follow, in their order, with scale and sum of `fine`.
 struct Kernels {
@@ -80,7 +82,7 @@ struct Kernels {
   void (*quantize)(const float *x, int64_t ldx, int t0, int t1, Acts *acts);
 
   // out[(t - t0) * ldo + 16 * (p - p0) + row] = product of panels p0..p1 with tokens t0..t1.
-  // W4 and W8. scratch: MATMUL_SCRATCH bytes, 64-byte aligned.
+  // W4, W8 and LUT8. scratch: MATMUL_SCRATCH bytes, 64-byte aligned.
   void (*matmul)(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out,
                  int64_t ldo, void *scratch);
 

@@ -27,8 +27,10 @@ size_t aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 
 bool is_float(const llmr_weight &w) { return w.kind == LLMR_DENSE || w.kind == LLMR_LUT4; }
 
+int acts_kind(const llmr_weight &w) { return w.kind == LLMR_W8 ? LLMR_W8 : LLMR_W4; }
+
 int acts_group(const llmr_weight &w) {
-  if (w.kind == LLMR_W4) return W4_GROUP;
+  if (w.kind != LLMR_W8) return W4_GROUP;
   return w.group < W8_GROUP ? w.group : W8_GROUP;
 }
 
@@ -84,14 +86,14 @@ int distinct_acts(const Piece *pieces, int n_pieces, int tokens, Acts *acts) {
     const llmr_weight &w = *pieces[i].weight;
     if (is_float(w)) continue;
     bool known = false;
-    for (int j = 0; j < n; j++) known |= acts[j].kind == w.kind && acts[j].group == acts_group(w);
+    for (int j = 0; j < n; j++) known |= acts[j].kind == acts_kind(w) && acts[j].group == acts_group(w);
     if (known) continue;
     acts[n] = {};
     acts[n].tokens = stride_of(tokens);
     acts[n].k = w.k;
     acts[n].k_padded = w.k_padded;
     acts[n].group = acts_group(w);
-    acts[n].kind = w.kind;
+    acts[n].kind = acts_kind(w);
     n++;
   }
   return n;
@@ -173,7 +175,7 @@ void product(Worker &worker, const llmr_weight *w, int p0, int p1, const Inputs 
     return;
   }
   int i = 0;
-  while (inputs.acts[i].kind != w->kind || inputs.acts[i].group != acts_group(*w)) i++;
+  while (inputs.acts[i].kind != acts_kind(*w) || inputs.acts[i].group != acts_group(*w)) i++;
   Acts acts = inputs.acts[i], fine = inputs.fine[i];
   if (acts.fine != nullptr) acts.fine = &fine;  // Inputs may have been copied since
   worker.kernels->matmul(w, p0, p1, &acts, t0, t1, out, ldo, scratch);

@@ -19,6 +19,7 @@ namespace {
 
 using avx512::lanes;
 using avx512::largest_magnitude;
+using avx512::load_mins;
 using avx512::load_scales;
 using avx512::usable;
 
@@ -46,6 +47,12 @@ void configure() {
   _tile_loadconfig(&config);
 }
 
+// Scales of 16 rows; of LUT8 with their unit.
+inline __m512 full_scales(const llmr_weight &w, int64_t index) {
+  const __m512 scales = load_scales(w, w.scales, index);
+  return w.kind == LLMR_LUT8 ? _mm512_mul_ps(scales, _mm512_set1_ps(w.unit)) : scales;
+}
+
 // 16 tokens x 16 rows of fp32 sums and how they grow, group by group.
 struct Block {
   const llmr_weight &w;
@@ -61,8 +68,8 @@ struct Block {
     const float *scale = a.scale + first, *sum = a.sum + first;
     const int32_t *init = a.init + first;
     const int64_t index = at + static_cast<int64_t>(g >> shift) * ROWS;
-    const __m512 ws = load_scales(w, w.scales, index);
-    const __m512 min = MINS ? load_scales(w, w.mins, index) : _mm512_setzero_ps();
+    const __m512 ws = full_scales(w, index);
+    const __m512 min = MINS ? load_mins(w, ws, index) : _mm512_setzero_ps();
 #pragma GCC unroll 16
     for (int i = 0; i < TOKENS; i++) {
       __m512i dot = _mm512_load_si512(sums[0][i]);
@@ -87,16 +94,23 @@ inline void write(const __m512 *total, int n, float *out, int64_t ldo) {
 
 constexpr int OPEN_TILE = 512;  // bytes of 32 columns x 16 rows, one code a byte
 
-// Codes of a panel as B tiles: u - 8 where there are no minima, else u.
+// What each code of four bits is multiplied as.
+inline __m128i levels_of(const llmr_weight &w) {
+  if (w.kind == LLMR_LUT8) return _mm_loadu_si128(reinterpret_cast<const __m128i *>(w.levels));
+  const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return w.mins != nullptr ? codes : _mm_sub_epi8(codes, _mm_set1_epi8(8));
+}
+
+// Codes of a panel as B tiles of levels.
 void open_panel(const llmr_weight &w, int p, uint8_t *out) {
   const int groups = w.k_padded / W4_GROUP;
   const uint8_t *codes = w.codes + static_cast<int64_t>(p) * groups * 256;
-  const __m512i mask = _mm512_set1_epi8(0x0f), middle = _mm512_set1_epi8(w.mins == nullptr ? 8 : 0);
+  const __m512i mask = _mm512_set1_epi8(0x0f), levels = _mm512_broadcast_i32x4(levels_of(w));
   for (int i = 0; i < groups * 4; i++) {
     const __m512i both = _mm512_loadu_si512(codes + 64 * i);
     const __m512i low = _mm512_and_si512(both, mask), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-    _mm512_store_si512(out + 128 * i, _mm512_sub_epi8(low, middle));
-    _mm512_store_si512(out + 128 * i + 64, _mm512_sub_epi8(high, middle));
+    _mm512_store_si512(out + 128 * i, _mm512_shuffle_epi8(levels, low));
+    _mm512_store_si512(out + 128 * i + 64, _mm512_shuffle_epi8(levels, high));
   }
 }
 
@@ -190,8 +204,8 @@ void add_refined(const llmr_weight &w, int64_t at, int shift, const uint8_t *wei
   for (int i = 0; i < n_tiles; i++) {
     const Refined &tile = tiles[i];
     const int64_t index = at + static_cast<int64_t>(tile.g >> shift) * ROWS;
-    const __m512 ws = load_scales(w, w.scales, index);
-    const __m512 min = MINS ? load_scales(w, w.mins, index) : _mm512_setzero_ps();
+    const __m512 ws = full_scales(w, index);
+    const __m512 min = MINS ? load_mins(w, ws, index) : _mm512_setzero_ps();
     for (int j = 0; j < tile.n; j++) {
       float *to = out + tile.token[j] * ldo;
       const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(sums[i % AHEAD][j]));
@@ -333,7 +347,7 @@ void gather(const Acts *acts, int t0, int t1) {
 
 void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out, int64_t ldo,
             void *scratch) {
-  const bool is_w4 = w->kind == LLMR_W4, mins = w->mins != nullptr;
+  const bool is_w4 = w->kind != LLMR_W8, mins = w->mins != nullptr;
   // The opened panel must fit; only a row of 130 thousand columns does not.
   const bool fits = !is_w4 || static_cast<size_t>(w->k_padded) * ROWS <= MATMUL_SCRATCH;
   if (!uses_tiles(*acts) || !fits || (acts->fine != nullptr && acts->gathered == nullptr)) {

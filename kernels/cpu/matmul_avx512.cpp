@@ -1,7 +1,8 @@
 // Integer matmul with AVX512-VNNI: a zmm register holds 16 rows x 4 columns of weights, `vpdpbusd` adds
 // four products to each of 16 int32 lanes, one lane a row. No std headers here (see kernels.h).
 //
-// Activations: W4 int8 [k/32][T][32]; init [k/32][T] = -8 * sum of the codes.
+// Activations: W4 int8 [k/32][T][32]; init [k/32][T] = -8 * sum of the codes. LUT8 looks its levels up with
+// 128 added, so that they are unsigned, and starts at 16 * init.
 // W8 16 bits split in signed bytes, code = 256 * high + low: [k/4][T][high 4, low 4], so that one
 // token's eight bytes lie together; init [k/group][T] = -128 * sum of the codes.
 #include <immintrin.h>
@@ -129,12 +130,21 @@ constexpr int PREFETCH = 2048;  // bytes ahead: while a few tokens pass, weights
                                 // hardware alone keeps a half of the bandwidth unused beside this much arithmetic
 constexpr int TILE = 256;  // bytes of 32 columns of a panel
 
+// What becomes of W4's codes: less 8, as they are beside minima, or looked up.
+enum Codes { MIDDLE, MINS, LEVELS };
+
+inline Codes codes_of(const llmr_weight &w) { return w.kind == LLMR_LUT8 ? LEVELS : w.mins != nullptr ? MINS : MIDDLE; }
+
 // PANELS panels x T tokens: all groups, then the n_refined groups in `refined` of a.fine.
-template <int PANELS, int T, bool MINS>
+template <int PANELS, int T, Codes CODES>
 void w4_tile(const llmr_weight &w, int p, const Acts &acts, int t, const int32_t *refined, int n_refined,
              float *out, int64_t ldo) {
   const int groups = w.k_padded / W4_GROUP, per = w.group / W4_GROUP, scale_groups = w.k_padded / w.group;
   const __m512i mask = _mm512_set1_epi8(0x0f);
+  __m512i levels;
+  if (CODES == LEVELS)
+    levels = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(w.levels))),
+                              _mm512_set1_epi8(-128));
   __m512 total[PANELS][T];
   for (int r = 0; r < PANELS; r++)
     for (int i = 0; i < T; i++) total[r][i] = _mm512_setzero_ps();
@@ -152,7 +162,10 @@ void w4_tile(const llmr_weight &w, int p, const Acts &acts, int t, const int32_t
 #pragma GCC unroll 16
     for (int i = 0; i < T; i++)
 #pragma GCC unroll 4
-      for (int r = 0; r < PANELS; r++) dot[r][i] = MINS ? _mm512_setzero_si512() : _mm512_set1_epi32(a.init[first + i]);
+      for (int r = 0; r < PANELS; r++) {
+        dot[r][i] = CODES == MINS ? _mm512_setzero_si512() : _mm512_set1_epi32(a.init[first + i]);
+        if (CODES == LEVELS) dot[r][i] = _mm512_slli_epi32(dot[r][i], 4);
+      }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       __m512i low[PANELS], high[PANELS];
@@ -162,6 +175,10 @@ void w4_tile(const llmr_weight &w, int p, const Acts &acts, int t, const int32_t
         if (T <= FEW_TOKENS) _mm_prefetch(reinterpret_cast<const char *>(codes + r * panel + 64 * j + PREFETCH), _MM_HINT_T0);
         low[r] = _mm512_and_si512(both, mask);
         high[r] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+        if (CODES == LEVELS) {
+          low[r] = _mm512_shuffle_epi8(levels, low[r]);
+          high[r] = _mm512_shuffle_epi8(levels, high[r]);
+        }
       }
 #pragma GCC unroll 16
       for (int i = 0; i < T; i++) {
@@ -176,13 +193,14 @@ void w4_tile(const llmr_weight &w, int p, const Acts &acts, int t, const int32_t
 #pragma GCC unroll 4
     for (int r = 0; r < PANELS; r++) {
       const int64_t at = (static_cast<int64_t>(p + r) * scale_groups + scale_group) * ROWS;
-      const __m512 scale = load_scales(w, w.scales, at);
-      const __m512 min = MINS ? load_scales(w, w.mins, at) : _mm512_setzero_ps();
+      __m512 scale = load_scales(w, w.scales, at);
+      if (CODES == LEVELS) scale = _mm512_mul_ps(scale, _mm512_set1_ps(w.unit));
+      const __m512 min = CODES == MINS ? load_mins(w, scale, at) : _mm512_setzero_ps();
 #pragma GCC unroll 16
       for (int i = 0; i < T; i++) {
         const __m512 s = _mm512_mul_ps(scale, _mm512_set1_ps(a.scale[first + i]));
         total[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][i]), s, total[r][i]);
-        if (MINS) total[r][i] = _mm512_fmadd_ps(min, _mm512_set1_ps(a.sum[first + i]), total[r][i]);
+        if (CODES == MINS) total[r][i] = _mm512_fmadd_ps(min, _mm512_set1_ps(a.sum[first + i]), total[r][i]);
       }
     }
     if (--until_next == 0) {
@@ -198,7 +216,7 @@ void w4_tile(const llmr_weight &w, int p, const Acts &acts, int t, const int32_t
 
 // ---- W8 -----------------------------------------------------------------------------------------------
 
-template <int PANELS, int T, bool MINS>
+template <int PANELS, int T, Codes CODES>
 void w8_tile(const llmr_weight &w, int p, const Acts &a, int t, const int32_t *, int, float *out, int64_t ldo) {
   const int groups = w.k_padded / a.group, steps = a.group / 4;
   const int shift = w.group / a.group ? w.group / a.group : 1;
@@ -222,7 +240,7 @@ void w8_tile(const llmr_weight &w, int p, const Acts &a, int t, const int32_t *,
 #pragma GCC unroll 4
       for (int r = 0; r < PANELS; r++) {
         high[r][i] = _mm512_setzero_si512();
-        low[r][i] = MINS ? _mm512_setzero_si512() : _mm512_set1_epi32(a.init[first + i]);
+        low[r][i] = CODES == MINS ? _mm512_setzero_si512() : _mm512_set1_epi32(a.init[first + i]);
       }
 #pragma GCC unroll 2
     for (int j = 0; j < steps; j++) {
@@ -247,13 +265,13 @@ void w8_tile(const llmr_weight &w, int p, const Acts &a, int t, const int32_t *,
 #pragma GCC unroll 4
     for (int r = 0; r < PANELS; r++) {
       const __m512 scale = load_scales(w, w.scales, at[r]);
-      const __m512 min = MINS ? load_scales(w, w.mins, at[r]) : _mm512_setzero_ps();
+      const __m512 min = CODES == MINS ? load_mins(w, scale, at[r]) : _mm512_setzero_ps();
 #pragma GCC unroll 16
       for (int i = 0; i < T; i++) {
         const __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high[r][i], 8), low[r][i]);
         const __m512 s = _mm512_mul_ps(scale, _mm512_set1_ps(a.scale[first + i]));
         total[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), s, total[r][i]);
-        if (MINS) total[r][i] = _mm512_fmadd_ps(min, _mm512_set1_ps(a.sum[first + i]), total[r][i]);
+        if (CODES == MINS) total[r][i] = _mm512_fmadd_ps(min, _mm512_set1_ps(a.sum[first + i]), total[r][i]);
       }
     }
     if (--until_next == 0) {
@@ -275,39 +293,42 @@ using Tile = void (*)(const llmr_weight &, int, const Acts &, int, const int32_t
 // fp32 sums), T x 3 + 2 for W8 (two int sums).
 constexpr int W4_WIDEST = 12, W8_WIDEST = 9;
 
-#define LLMR_TILES(name, mins)                                                                        \
-  {name<1, 1, mins>, name<1, 2, mins>, name<1, 3, mins>, name<1, 4, mins>,  name<1, 5, mins>,  name<1, 6, mins>, \
-   name<1, 7, mins>, name<1, 8, mins>, name<1, 9, mins>, name<1, 10, mins>, name<1, 11, mins>, name<1, 12, mins>}
-constexpr Tile W4_TILES[2][12] = {LLMR_TILES(w4_tile, false), LLMR_TILES(w4_tile, true)};
+#define LLMR_TILES(name, codes)                                                                            \
+  {name<1, 1, codes>, name<1, 2, codes>, name<1, 3, codes>, name<1, 4, codes>,  name<1, 5, codes>,  name<1, 6, codes>, \
+   name<1, 7, codes>, name<1, 8, codes>, name<1, 9, codes>, name<1, 10, codes>, name<1, 11, codes>, name<1, 12, codes>}
+constexpr Tile W4_TILES[3][12] = {LLMR_TILES(w4_tile, MIDDLE), LLMR_TILES(w4_tile, MINS), LLMR_TILES(w4_tile, LEVELS)};
 #undef LLMR_TILES
-#define LLMR_TILES(name, mins)                                                                     \
-  {name<1, 1, mins>, name<1, 2, mins>, name<1, 3, mins>, name<1, 4, mins>, name<1, 5, mins>, name<1, 6, mins>, \
-   name<1, 7, mins>, name<1, 8, mins>, name<1, 9, mins>}
-constexpr Tile W8_TILES[2][9] = {LLMR_TILES(w8_tile, false), LLMR_TILES(w8_tile, true)};
+#define LLMR_TILES(name, codes)                                                                         \
+  {name<1, 1, codes>, name<1, 2, codes>, name<1, 3, codes>, name<1, 4, codes>, name<1, 5, codes>, name<1, 6, codes>, \
+   name<1, 7, codes>, name<1, 8, codes>, name<1, 9, codes>}
+constexpr Tile W8_TILES[2][9] = {LLMR_TILES(w8_tile, MIDDLE), LLMR_TILES(w8_tile, MINS)};
 #undef LLMR_TILES
 
 // One to three tokens are bound by memory and by the latency of dependent sums: several panels at a
-// time. [panels / 2 - 1][tokens - 1]
+// time. [codes][panels / 2 - 1][tokens - 1]
 constexpr int FEW = 3;
-constexpr Tile W4_FEW[2][2][FEW] = {{{w4_tile<2, 1, false>, w4_tile<2, 2, false>, w4_tile<2, 3, false>},
-                                     {w4_tile<4, 1, false>, w4_tile<4, 2, false>, w4_tile<4, 3, false>}},
-                                    {{w4_tile<2, 1, true>, w4_tile<2, 2, true>, w4_tile<2, 3, true>},
-                                     {w4_tile<4, 1, true>, w4_tile<4, 2, true>, w4_tile<4, 3, true>}}};
-constexpr Tile W8_FEW[2][2][FEW] = {{{w8_tile<2, 1, false>, w8_tile<2, 2, false>, w8_tile<2, 3, false>},
-                                     {w8_tile<4, 1, false>, w8_tile<4, 2, false>, w8_tile<2, 3, false>}},
-                                    {{w8_tile<2, 1, true>, w8_tile<2, 2, true>, w8_tile<2, 3, true>},
-                                     {w8_tile<4, 1, true>, w8_tile<4, 2, true>, w8_tile<2, 3, true>}}};
+#define LLMR_TILES(codes)                                                  \
+  {{w4_tile<2, 1, codes>, w4_tile<2, 2, codes>, w4_tile<2, 3, codes>},     \
+   {w4_tile<4, 1, codes>, w4_tile<4, 2, codes>, w4_tile<4, 3, codes>}}
+constexpr Tile W4_FEW[3][2][FEW] = {LLMR_TILES(MIDDLE), LLMR_TILES(MINS), LLMR_TILES(LEVELS)};
+#undef LLMR_TILES
+#define LLMR_TILES(codes)                                                  \
+  {{w8_tile<2, 1, codes>, w8_tile<2, 2, codes>, w8_tile<2, 3, codes>},     \
+   {w8_tile<4, 1, codes>, w8_tile<4, 2, codes>, w8_tile<2, 3, codes>}}
+constexpr Tile W8_FEW[2][2][FEW] = {LLMR_TILES(MIDDLE), LLMR_TILES(MINS)};
+#undef LLMR_TILES
 
 void few_tokens(const llmr_weight &w, int p0, int p1, const Acts &a, int t, int n, float *out, int64_t ldo) {
-  const bool is_w4 = w.kind == LLMR_W4, mins = w.mins != nullptr;
-  const auto &wide = is_w4 ? W4_FEW[mins] : W8_FEW[mins];
+  const bool is_w4 = w.kind != LLMR_W8;
+  const Codes codes = codes_of(w);
+  const auto &wide = is_w4 ? W4_FEW[codes] : W8_FEW[codes];
   int32_t refined[MOST_GROUPS];
   const int n_refined = refined_groups(a, t, t + n, refined);
   int p = p0;
   if (is_w4 || n < 3)
     for (; p + 4 <= p1; p += 4) wide[1][n - 1](w, p, a, t, refined, n_refined, out + (p - p0) * ROWS, ldo);
   for (; p + 2 <= p1; p += 2) wide[0][n - 1](w, p, a, t, refined, n_refined, out + (p - p0) * ROWS, ldo);
-  const Tile one = (is_w4 ? W4_TILES[mins] : W8_TILES[mins])[n - 1];
+  const Tile one = (is_w4 ? W4_TILES[codes] : W8_TILES[codes])[n - 1];
   if (p < p1) one(w, p, a, t, refined, n_refined, out + (p - p0) * ROWS, ldo);
 }
 
@@ -330,7 +351,8 @@ void quantize(const float *x, int64_t ldx, int t0, int t1, Acts *acts) {
 
 void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out, int64_t ldo,
             void *) {
-  const bool is_w4 = w->kind == LLMR_W4, mins = w->mins != nullptr;
+  const bool is_w4 = w->kind != LLMR_W8;
+  const Codes codes = codes_of(*w);
   const int tokens = t1 - t0;
   if (tokens <= FEW) {
     few_tokens(*w, p0, p1, *acts, t0, tokens, out, ldo);
@@ -340,7 +362,7 @@ void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int 
   const int tiles = (tokens + widest - 1) / widest;  // of near-equal width: time grows evenly with tokens
   for (int i = 0; i < tiles; i++) {
     const int from = tokens * i / tiles, to = tokens * (i + 1) / tiles;
-    const Tile tile = (is_w4 ? W4_TILES[mins] : W8_TILES[mins])[to - from - 1];
+    const Tile tile = (is_w4 ? W4_TILES[codes] : W8_TILES[codes])[to - from - 1];
     int32_t refined[MOST_GROUPS];
     const int n_refined = refined_groups(*acts, t0 + from, t0 + to, refined);
     for (int p = p0; p < p1; p++)

@@ -7,7 +7,22 @@ namespace {
 
 struct DotW4 {
   static constexpr int KIND = LLMR_W4;
-  static constexpr bool SPLIT = false;
+  static constexpr bool SPLIT = false, LEVELS = false;
+  explicit DotW4(const Walk &) {}
+  static __m256i start(const int32_t *init) { return broadcast(init); }
+  static __m256i weights(__m256i codes) { return codes; }
+  static __m256i add(__m256i sum, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+  static __m256i total(__m256i sum) { return sum; }
+};
+
+// Levels with 128 added, so that they are unsigned; 128 * the sum comes off at the start.
+struct DotLevels {
+  static constexpr int KIND = LLMR_W4;
+  static constexpr bool SPLIT = false, LEVELS = true;
+  __m256i levels;
+  explicit DotLevels(const Walk &a) : levels(load_levels(*a.weight, 128)) {}
+  static __m256i start(const int32_t *init) { return _mm256_slli_epi32(broadcast(init), 4); }
+  __m256i weights(__m256i codes) const { return _mm256_shuffle_epi8(levels, codes); }
   static __m256i add(__m256i sum, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
   static __m256i total(__m256i sum) { return sum; }
 };
@@ -16,17 +31,23 @@ struct DotW8 {
   static constexpr int KIND = LLMR_W8;
   // An addition takes 5 cycles and a group is up to 64 of them: with 2 tokens 17 instead of 13 products a
   // cycle. W4's groups are 8, and the next one starts meanwhile.
-  static constexpr bool SPLIT = true;
+  static constexpr bool SPLIT = true, LEVELS = false;
+  explicit DotW8(const Walk &) {}
+  static __m256i start(const int32_t *init) { return broadcast(init); }
+  static __m256i weights(__m256i codes) { return codes; }
   static __m256i add(__m256i sum, __m256i w, __m256i x) { return _mm256_dpwssd_avx_epi32(sum, w, x); }
   static __m256i total(__m256i sum) { return sum; }
 };
 
 struct Isa {
-  static constexpr int PANELS = 2;
+  static int panels(const llmr_weight &) { return 2; }
+  static void look_up(const llmr_weight &, Walk &) {}
   static Kernel gemm(const llmr_weight &w, int tokens) {
+    if (w.kind == LLMR_LUT8) return gemm_kernel<DotLevels>(w, tokens);
     return w.kind == LLMR_W4 ? gemm_kernel<DotW4>(w, tokens) : gemm_kernel<DotW8>(w, tokens);
   }
   static Kernel gemv(const llmr_weight &w, int panels) {
+    if (w.kind == LLMR_LUT8) return gemv_kernel<DotLevels>(w, panels);
     return w.kind == LLMR_W4 ? gemv_kernel<DotW4>(w, panels) : gemv_kernel<DotW8>(w, panels);
   }
 };

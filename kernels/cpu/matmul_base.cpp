@@ -1,5 +1,5 @@
 // The integer matmul in plain C++: the definition that the other instruction sets match bit for bit.
-// Codes are [tokens][k_padded], int8 beside W4 and int16 beside W8.
+// Codes are [tokens][k_padded], int8 beside W4 and LUT8, int16 beside W8.
 #include <math.h>
 #include <string.h>
 
@@ -44,12 +44,26 @@ float absmax(const float *x, int n) {
   return largest;
 }
 
+// What a code of four bits weighs before it is scaled.
+void four_bit_levels(const llmr_weight &w, int *levels) {
+  for (int u = 0; u < 16; u++) levels[u] = w.kind == LLMR_LUT8 ? w.levels[u] : w.mins ? u : u - 8;
+}
+
+// A minimum whose row's scale is `scale`.
+float minimum(const llmr_weight &w, int64_t i, float scale) {
+  if (w.min_type == LLMR_U8) return -(scale * float(static_cast<const uint8_t *>(w.mins)[i]));
+  return element(w.mins, w.min_type, i);
+}
+
 // 16 rows of one panel for one token. A is the type of the activation codes.
 template <class A>
 void panel_product(const llmr_weight &w, int panel, const Acts &acts, int t, float *out) {
-  const bool w4 = w.kind == LLMR_W4;
+  const bool w4 = w.kind != LLMR_W8;
   const int step = w4 ? 8 : 4;  // columns of 64 bytes of the panel: 4 bytes a row
-  const int zero = w.mins ? 0 : w4 ? 8 : 128;
+  const int zero = w.mins ? 0 : 128;
+  const float unit = w.kind == LLMR_LUT8 ? w.unit : 1.f;
+  int levels[16];
+  four_bit_levels(w, levels);
   const int64_t scales = int64_t(panel) * (w.k_padded / w.group) * ROWS;
 
   // Group g of the panel times the same group of a token's codes.
@@ -62,7 +76,7 @@ void panel_product(const llmr_weight &w, int panel, const Acts &acts, int t, flo
         for (int b = 0; b < 4; b++) {
           const int byte = codes[4 * row + b];
           if (w4) {
-            dots[row] += ((byte & 15) - zero) * a[b] + ((byte >> 4) - zero) * a[4 + b];
+            dots[row] += levels[byte & 15] * a[b] + levels[byte >> 4] * a[4 + b];
           } else {
             dots[row] += (byte - zero) * a[b];
           }
@@ -73,8 +87,9 @@ void panel_product(const llmr_weight &w, int panel, const Acts &acts, int t, flo
     const float sum = acts.sum[int64_t(g) * acts.tokens + t];
     const int64_t first = scales + int64_t(g) * acts.group / w.group * ROWS;
     for (int row = 0; row < ROWS; row++) {
-      out[row] = fmaf(float(dots[row]), element(w.scales, w.type, first + row) * scale, out[row]);
-      if (w.mins) out[row] = fmaf(element(w.mins, w.type, first + row), sum, out[row]);
+      const float ws = element(w.scales, w.type, first + row) * unit;
+      out[row] = fmaf(float(dots[row]), ws * scale, out[row]);
+      if (w.mins) out[row] = fmaf(minimum(w, first + row, ws), sum, out[row]);
     }
   };
   for (int row = 0; row < ROWS; row++) out[row] = 0;
@@ -133,7 +148,7 @@ void matmul(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int 
   for (int p = p0; p < p1; p++) {
     for (int t = t0; t < t1; t++) {
       float *to = out + (t - t0) * ldo + ROWS * (p - p0);
-      if (w->kind == LLMR_W4) {
+      if (w->kind != LLMR_W8) {
         panel_product<int8_t>(*w, p, *acts, t, to);
       } else {
         panel_product<int16_t>(*w, p, *acts, t, to);

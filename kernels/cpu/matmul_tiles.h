@@ -8,7 +8,7 @@
 //   W8   16 int16, of each four in the order 0 2 1 3: weight bytes are split into even and odd ones
 // init is [k_padded/group][tokens] int32, what integer sums start at so that the zero point of the
 // weights comes off: -128 * sum of the codes (W8), -8 * sum (W4, AVX-VNNI), or two int16 (W4, AVX2):
-// -8 * the sum over k % 4 = 0, 1 and over k % 4 = 2, 3.
+// -8 * the sum over k % 4 = 0, 1 and over k % 4 = 2, 3. LUT8 takes W4's, and makes of it what it needs.
 #pragma once
 #include <immintrin.h>
 
@@ -39,6 +39,10 @@ struct Walk {
   int64_t step;            // bytes from group to group of init, scale and sum
   const uint8_t *ws, *wm;  // scales and minima of the rows
   int64_t s_panel;         // bytes from one panel's scales to the next
+  int64_t m_panel;         // the same of minima
+  const llmr_weight *weight;
+  uint8_t levels[16], lower[16];  // LUT8, for generate.py: what is looked up
+  float unit;
   int64_t blocks, inner, outer;
   float *acc;
 };
@@ -52,7 +56,7 @@ int least(int a, int b) { return a < b ? a : b; }
 int most(int a, int b) { return a > b ? a : b; }
 
 int code_bytes(int kind) { return kind == LLMR_W4 ? 1 : 2; }  // of an activation
-int type_bytes(int type) { return type == LLMR_F32 ? 4 : 2; }
+int type_bytes(int type) { return type == LLMR_F32 ? 4 : type == LLMR_U8 ? 1 : 2; }
 
 // ---- quantization ---------------------------------------------------------------------------------
 
@@ -172,6 +176,7 @@ struct Tile {
 };
 
 // The walk through activation groups g0..g1 of a panel and those behind it.
+template <class Isa>
 Walk walk_of(const Tile &tile, int panel, int g0, int g1, float *acc) {
   const llmr_weight &w = *tile.w;
   const Acts &a = *tile.acts;
@@ -179,7 +184,8 @@ Walk walk_of(const Tile &tile, int panel, int g0, int g1, float *acc) {
   const int64_t first_block = int64_t(g0) * a.group * code_bytes(a.kind) / TOKEN;
   const int64_t element = type_bytes(w.type);
   const int64_t scales = int64_t(w.k_padded / w.group) * ROWS;  // of a panel
-  const int64_t from = (panel * scales + int64_t(g0 / per) * ROWS) * element;
+  const int64_t min_element = w.mins ? type_bytes(w.min_type) : 0;
+  const int64_t from = panel * scales + int64_t(g0 / per) * ROWS;
   const int64_t at = int64_t(g0) * a.tokens + tile.first;
 
   Walk walk = {};
@@ -191,9 +197,12 @@ Walk walk_of(const Tile &tile, int panel, int g0, int g1, float *acc) {
   walk.scale = a.scale + at;
   walk.sum = a.sum + at;
   walk.step = int64_t(a.tokens) * 4;
-  walk.ws = (const uint8_t *)w.scales + from;
-  if (w.mins) walk.wm = (const uint8_t *)w.mins + from;
+  walk.ws = (const uint8_t *)w.scales + from * element;
+  if (w.mins) walk.wm = (const uint8_t *)w.mins + from * min_element;
   walk.s_panel = scales * element;
+  walk.m_panel = scales * min_element;
+  walk.weight = &w;
+  if (w.kind == LLMR_LUT8) Isa::look_up(w, walk);
   walk.blocks = a.group * code_bytes(a.kind) / TOKEN;
   walk.inner = least(per, g1 - g0);  // a run never crosses into a part of a weight group
   walk.outer = (g1 - g0) / walk.inner;
@@ -207,12 +216,12 @@ void gemv(const Tile &tile, int p0, int p1, float *out) {
   const int groups = tile.acts->k_padded / tile.acts->group;
   for (int i = 0; i < ROWS * (p1 - p0); i++) out[i] = 0;
   for (int p = p0; p < p1;) {
-    const int panels = least(Isa::PANELS, p1 - p);
+    const int panels = least(Isa::panels(*tile.w), p1 - p);
     const Kernel kernel = Isa::gemv(*tile.w, panels);
     float *to = out + ROWS * (p - p0);
-    kernel(walk_of(tile, p, 0, groups, to));
+    kernel(walk_of<Isa>(tile, p, 0, groups, to));
     for (int i = 0; i < tile.n_refined; i++) {
-      kernel(walk_of(*tile.fine, p, tile.refined[i], tile.refined[i] + 1, to));
+      kernel(walk_of<Isa>(*tile.fine, p, tile.refined[i], tile.refined[i] + 1, to));
     }
     p += panels;
   }
@@ -232,9 +241,9 @@ void gemm(const Tile &tile, int p0, int p1, float *out, int64_t ldo) {
         acc[t][0] = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to + t * ldo);
         acc[t][1] = g == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(to + t * ldo + 8);
       }
-      kernel(walk_of(tile, p, g, least(g + run, groups), (float *)acc));
+      kernel(walk_of<Isa>(tile, p, g, least(g + run, groups), (float *)acc));
       for (int i = 0; g + run >= groups && i < tile.n_refined; i++) {
-        kernel(walk_of(*tile.fine, p, tile.refined[i], tile.refined[i] + 1, (float *)acc));
+        kernel(walk_of<Isa>(*tile.fine, p, tile.refined[i], tile.refined[i] + 1, (float *)acc));
       }
       for (int t = 0; t < tile.tokens; t++) {
         _mm256_storeu_ps(to + t * ldo, acc[t][0]);
@@ -244,13 +253,14 @@ void gemm(const Tile &tile, int p0, int p1, float *out, int64_t ldo) {
   }
 }
 
-// Isa has kernels gemm(weight, tokens) and gemv(weight, panels), the latter for 1 to PANELS.
+// Isa has kernels gemm(weight, tokens) and gemv(weight, panels), the latter for 1 to panels(weight);
+// look_up(weight, walk) sets what those of LUT8 read.
 template <class Isa>
 void matmul_tiles(const llmr_weight *w, int p0, int p1, const Acts *acts, int t0, int t1, float *out,
                   int64_t ldo) {
   const int n = tile_count(acts->tokens);
   const int64_t panel_bytes = int64_t(w->k_padded) * code_bytes(acts->kind) / TOKEN * BLOCK;
-  const int at_once = most(1, int(WEIGHT_BYTES / panel_bytes) / Isa::PANELS) * Isa::PANELS;
+  const int at_once = most(1, int(WEIGHT_BYTES / panel_bytes) / Isa::panels(*w)) * Isa::panels(*w);
   for (int p = p0; p < p1; p += at_once) {
     const int end = least(p + at_once, p1);
     for (int i = 0; i < n; i++) {
@@ -295,14 +305,32 @@ __m256i part(__m256i bytes, bool second) {
   return _mm256_and_si256(second ? _mm256_srli_epi16(bytes, shift) : bytes, mask);
 }
 
-// PANELS beside T tokens. Dot::add(sum, weights, activations) adds products to the sums, Dot::total
-// makes each row's int32 of them. Where the next addition to a sum has to wait (Dot::SPLIT), each part of
+// How a weight's minima are stored.
+enum Minima { NONE, TYPED, ZERO_POINTS };
+
+// Minima of 8 rows with these scales.
+template <int TYPE, Minima MINIMA>
+__m256 load_mins(const uint8_t *p, __m256 scales) {
+  if constexpr (MINIMA == TYPED) return load_scales<TYPE>(p);
+  const __m256 zeros = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+  return _mm256_xor_ps(_mm256_mul_ps(scales, zeros), _mm256_set1_ps(-0.f));
+}
+
+// The levels of LUT8 in each half of a register, with `more` added.
+inline __m256i load_levels(const llmr_weight &w, int more) {
+  const __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)w.levels));
+  return _mm256_add_epi8(levels, _mm256_set1_epi8(int8_t(more)));
+}
+
+// PANELS beside T tokens. Of a Dot, start() gives sums without minima, weights() makes of a part of
+// the panel what add(sum, weights, activations) multiplies, total() makes each row's int32 of the sums. Where the next addition to a sum has to wait (Dot::SPLIT), each part of
 // the weights has a sum of its own while registers last.
-template <class Dot, int TYPE, bool MINS, int PANELS, int T>
+template <class Dot, int TYPE, Minima MINIMA, int PANELS, int T>
 void walk_tile(Walk a) {
+  const Dot dot(a);
   constexpr int HALVES = 2 * PANELS;  // 8 rows each
   constexpr int CHAINS = Dot::SPLIT && HALVES * T <= 6 ? 2 : 1;
-  constexpr int row = ROWS * (TYPE == LLMR_F32 ? 4 : 2);
+  constexpr int row = ROWS * (TYPE == LLMR_F32 ? 4 : 2), min_row = MINIMA == ZERO_POINTS ? ROWS : row;
   constexpr bool kept = T == 1;  // one token's accumulators stay in registers
   __m256 acc[HALVES];
   if (kept) {
@@ -312,7 +340,7 @@ void walk_tile(Walk a) {
     for (int64_t inner = 0; inner < a.inner; inner++) {
       __m256i sums[CHAINS][HALVES][T];
       LLMR_UNROLL for (int t = 0; t < T; t++) {
-        const __m256i start = MINS ? _mm256_setzero_si256() : broadcast(a.init + t);
+        const __m256i start = MINIMA != NONE ? _mm256_setzero_si256() : dot.start(a.init + t);
         LLMR_UNROLL for (int h = 0; h < HALVES; h++) {
           sums[0][h][t] = start;
           if (CHAINS == 2) sums[1 % CHAINS][h][t] = _mm256_setzero_si256();
@@ -324,14 +352,14 @@ void walk_tile(Walk a) {
           __m256i weights[HALVES];
           LLMR_UNROLL for (int h = 0; h < HALVES; h++) {
             const uint8_t *at = a.w + h / 2 * a.w_panel + h % 2 * 32 + j / 2 * 64;
-            weights[h] = part<Dot::KIND>(_mm256_loadu_si256((const __m256i *)at), j % 2);
+            weights[h] = dot.weights(part<Dot::KIND>(_mm256_loadu_si256((const __m256i *)at), j % 2));
             if (T <= FEW && h % 2 == 0 && j % 2 == 0) _mm_prefetch((const char *)(at + AHEAD), _MM_HINT_T0);
           }
           LLMR_UNROLL for (int t = 0; t < T; t++) {
             const __m256i x = broadcast(a.x + TOKEN * t + 4 * j);
             LLMR_UNROLL for (int h = 0; h < HALVES; h++) {
               __m256i &sum = sums[j % CHAINS][h][t];
-              sum = Dot::add(sum, weights[h], x);
+              sum = dot.add(sum, weights[h], x);
             }
           }
         }
@@ -339,18 +367,18 @@ void walk_tile(Walk a) {
         a.x += a.x_step;
       }
       LLMR_UNROLL for (int h = 0; h < HALVES; h++) {
-        const int64_t at = h / 2 * a.s_panel + h % 2 * (row / 2);
-        const __m256 ws = load_scales<TYPE>(a.ws + at);
+        __m256 ws = load_scales<TYPE>(a.ws + h / 2 * a.s_panel + h % 2 * (row / 2));
+        if (Dot::LEVELS) ws = _mm256_mul_ps(ws, _mm256_set1_ps(a.weight->unit));
+        __m256 min;
+        if (MINIMA != NONE) min = load_mins<TYPE, MINIMA>(a.wm + h / 2 * a.m_panel + h % 2 * (min_row / 2), ws);
         LLMR_UNROLL for (int t = 0; t < T; t++) {
-          __m256i rows = Dot::total(sums[0][h][t]);
-          if (CHAINS == 2) rows = _mm256_add_epi32(rows, Dot::total(sums[1 % CHAINS][h][t]));
-          const __m256 dot = _mm256_cvtepi32_ps(rows);
+          __m256i rows = dot.total(sums[0][h][t]);
+          if (CHAINS == 2) rows = _mm256_add_epi32(rows, dot.total(sums[1 % CHAINS][h][t]));
+          const __m256 product = _mm256_cvtepi32_ps(rows);
           const __m256 scale = _mm256_mul_ps(ws, _mm256_broadcast_ss(a.scale + t));
           float *memory = a.acc + 8 * (t * HALVES + h);
-          __m256 value = _mm256_fmadd_ps(dot, scale, kept ? acc[h] : _mm256_loadu_ps(memory));
-          if (MINS) {
-            value = _mm256_fmadd_ps(load_scales<TYPE>(a.wm + at), _mm256_broadcast_ss(a.sum + t), value);
-          }
+          __m256 value = _mm256_fmadd_ps(product, scale, kept ? acc[h] : _mm256_loadu_ps(memory));
+          if (MINIMA != NONE) value = _mm256_fmadd_ps(min, _mm256_broadcast_ss(a.sum + t), value);
           if (kept) {
             acc[h] = value;
           } else {
@@ -363,7 +391,7 @@ void walk_tile(Walk a) {
       a.sum = (const float *)((const uint8_t *)a.sum + a.step);
     }
     a.ws += row;
-    a.wm += row;
+    a.wm += min_row;
   }
   if (kept) {
     LLMR_UNROLL for (int h = 0; h < HALVES; h++) _mm256_storeu_ps(a.acc + 8 * h, acc[h]);
@@ -372,7 +400,11 @@ void walk_tile(Walk a) {
 
 template <class Dot, int TYPE, int PANELS, int T>
 Kernel by_mins(const llmr_weight &w) {
-  return w.mins ? walk_tile<Dot, TYPE, true, PANELS, T> : walk_tile<Dot, TYPE, false, PANELS, T>;
+  if constexpr (!Dot::LEVELS) {
+    if (w.mins && w.min_type == LLMR_U8) return walk_tile<Dot, TYPE, ZERO_POINTS, PANELS, T>;
+    if (w.mins) return walk_tile<Dot, TYPE, TYPED, PANELS, T>;
+  }
+  return walk_tile<Dot, TYPE, NONE, PANELS, T>;
 }
 
 // The kernel for the type of a weight's scales.

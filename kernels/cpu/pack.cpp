@@ -22,7 +22,9 @@ struct Rows {
 // Groups of a row in the source; a padded row has one that covers its padding too.
 int groups_of(const llmr_weight &w) { return w.group == w.k_padded ? 1 : w.k / w.group; }
 
-size_t scale_bytes(const llmr_weight &w) { return w.type == LLMR_F32 ? 4 : 2; }
+size_t type_bytes(int type) { return type == LLMR_F32 ? 4 : type == LLMR_U8 ? 1 : 2; }
+
+size_t scale_bytes(const llmr_weight &w) { return type_bytes(w.type); }
 
 size_t row_code_bytes(const llmr_weight &w) { return w.kind == LLMR_W8 ? w.k : w.k / 2; }
 
@@ -81,12 +83,15 @@ void pack_codes(const llmr_weight &w, const Rows &rows, uint8_t *out) {
     for (int k = 4 * words; k < w.k; k++) out[((k / 4) * ROWS + r) * 4 + k % 4] = rows.codes[r][k];
 }
 
-void pack_scales(const llmr_weight &w, const uint8_t *const *rows, int n, void *to, int panel) {
+// Scales or mins, of `type`.
+void pack_scales(const llmr_weight &w, int type, const uint8_t *const *rows, int n, void *to, int panel) {
   if (to == nullptr) return;
   const int padded = w.k_padded / w.group, groups = groups_of(w);
-  uint8_t *out = static_cast<uint8_t *>(to) + scale_bytes(w) * padded * ROWS * panel;
-  if (w.type == LLMR_F32)
+  uint8_t *out = static_cast<uint8_t *>(to) + type_bytes(type) * padded * ROWS * panel;
+  if (type == LLMR_F32)
     pack_columns<uint32_t>(rows, n, out, groups, padded);
+  else if (type == LLMR_U8)
+    pack_columns<uint8_t>(rows, n, out, groups, padded);
   else
     pack_columns<uint16_t>(rows, n, out, groups, padded);
 }
@@ -134,6 +139,7 @@ Rows find_rows(const llmr_weight &w, const llmr_source &from, int panel, uint8_t
   Rows rows;
   rows.n = w.n - panel * ROWS < ROWS ? w.n - panel * ROWS : ROWS;
   const size_t code_bytes = row_code_bytes(w), scale_row = scale_bytes(w) * groups_of(w);
+  const size_t min_row = type_bytes(w.min_type) * groups_of(w);
   const bool widened = is_widened(w, from);
   uint8_t *nibbles = scratch;
   if (widened) scratch += w.k / 2;
@@ -148,7 +154,7 @@ Rows find_rows(const llmr_weight &w, const llmr_source &from, int panel, uint8_t
         scratch += code_bytes;
       }
       if (from.scales != nullptr) rows.scales[r] = static_cast<const uint8_t *>(from.scales) + row * scale_row;
-      if (from.mins != nullptr) rows.mins[r] = static_cast<const uint8_t *>(from.mins) + row * scale_row;
+      if (from.mins != nullptr) rows.mins[r] = static_cast<const uint8_t *>(from.mins) + row * min_row;
       continue;
     }
     uint8_t *unpacked = scratch, *scales = unpacked + code_bytes, *mins = scales + scale_row;
@@ -170,8 +176,8 @@ int64_t pack_panel(const llmr_weight &w, const llmr_source &from, int panel, uin
     return bad;
   }
   pack_codes(w, rows, w.codes + static_cast<int64_t>(panel) * w.k_padded * ROWS / (w.kind == LLMR_W8 ? 1 : 2));
-  pack_scales(w, rows.scales, rows.n, w.scales, panel);
-  pack_scales(w, rows.mins, rows.n, w.mins, panel);
+  pack_scales(w, w.type, rows.scales, rows.n, w.scales, panel);
+  pack_scales(w, w.min_type, rows.mins, rows.n, w.mins, panel);
   return bad;
 }
 

@@ -28,7 +28,7 @@ class Program:
     def __init__(self) -> None:
         self.whole: tuple[int, int] | None = None
         self._recorded: list[abi.Instr] = []
-        self._held: set[object] = set()
+        self._held: dict[int, object] = {}
         self._ends: list[int] = []
         self._bytes: bytes | None = None
         self._array: ctypes.Array[abi.Instr] | None = None
@@ -39,7 +39,7 @@ class Program:
 
     def hold(self, pointed: object) -> None:
         """Keep what an instruction points to, from the first recording on."""
-        self._held.add(pointed)
+        self._held[id(pointed)] = pointed
 
     def record(self, emit: Iterator[None], interrupt: Callable[[], bool]) -> bool:
         """Run the ops and keep what they add; False if interrupted (nothing is kept then)."""

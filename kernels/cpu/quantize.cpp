@@ -1,10 +1,14 @@
-// Loops over one group at a time, which the compiler turns into vector code.
+// int8 loops over one group at a time, which the compiler turns into vector code; the searches have files of
+// their own for each instruction set.
 #include "quantize.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "cpuid.h"
 #include "float.h"
+#include "quantize_rows.h"
 
 namespace llmr {
 namespace {
@@ -30,6 +34,18 @@ uint16_t narrow_f16(float value) {
   }
   bits += 0xfff + (bits >> 13 & 1);
   return static_cast<uint16_t>((bits >> 13) - (112 << 10));
+}
+
+using Rows = int64_t (*)(const llmr_quantization &, int64_t, int64_t, float *);
+
+Rows rows_for(const char *isa) {
+  const auto wanted = [isa](const char *name) { return isa == nullptr || strcmp(isa, name) == 0; };
+#if defined(LLMR_X86)
+  const Features has = detect();
+  if (has.avx512 && wanted("avx512")) return avx512::quantize_rows;
+  if (has.avx2_fma_f16c && wanted("avx2")) return avx2::quantize_rows;
+#endif
+  return wanted("base") ? base::quantize_rows : nullptr;
 }
 
 // The scale as the file's type holds it, stored in its place and returned in fp32.
@@ -78,4 +94,17 @@ int64_t llmr_quantize_int8(int32_t type, const void *weights, int64_t n_groups, 
     }
   }
   return -1;
+}
+
+int64_t llmr_quantize(const llmr_quantization *what, int64_t row0, int64_t row1, const char *isa) {
+  using namespace llmr;
+  const Rows rows = rows_for(isa);
+  if (rows == nullptr) return -3;
+  constexpr size_t LINE = 64;
+  void *block = malloc(sizeof(float) * ROW_MEMORY + LINE);
+  if (block == nullptr) return -2;
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(block) + LINE - 1) / LINE * LINE;
+  const int64_t bad = rows(*what, row0, row1, reinterpret_cast<float *>(start));
+  free(block);
+  return bad;
 }

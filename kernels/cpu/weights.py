@@ -6,6 +6,8 @@ are packed from the blocks of the file, so no other copy of them is ever made.
 """
 
 import ctypes
+import math
+import struct
 from collections.abc import Sequence
 from ctypes import POINTER, c_int32, pointer
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from llmrun.kernels.cpu import abi
 from llmrun.kernels.cpu.library import library
 from llmrun.kernels.cpu.memory import Arena, address_of
 from llmrun.kernels.forms import ROW, Dense, Form, GroupInt, Lut16
-from llmrun.kernels.host import DType
+from llmrun.kernels.host import DType, HostArray
 
 ROWS = 16
 ROW_PADDING = 128
@@ -27,17 +29,24 @@ WIDENED_GROUP = 16
 BATCH_BYTES = 32 << 20
 """Packed when so many bytes wait: what waits may be memory that packing sets free."""
 
-TYPES = {DType.F16: abi.F16, DType.BF16: abi.BF16, DType.F32: abi.F32}
+TYPES = {DType.F16: abi.F16, DType.BF16: abi.BF16, DType.F32: abi.F32, DType.U8: abi.U8}
+
+UNIT_RANGE = 2.0**-64, 2.0**64
+"""Units of a table's levels: a scale times one stays far from the ends of fp32."""
 
 
 @dataclass(frozen=True, eq=False)
 class CpuWeight:
-    """A packed weight; ``native`` is what ops point at. ``order``: int32 of its columns' inputs."""
+    """A packed weight; ``native`` is what ops point at, in ``memory``.
+
+    ``order``: int32 of its columns' inputs.
+    """
 
     shape: tuple[int, int]
     nbytes: int
     kind: str
     native: abi.Weight
+    memory: Arena
     order: bytes | None = None
 
     @property
@@ -49,7 +58,8 @@ class CpuWeight:
 class Packer:
     """Packs weights with ``threads`` threads into memory of the arena.
 
-    ``exact``: 4-bit codes become 8-bit ones, beside which activations have 16 bits. What ``add``
+    ``exact``: 4-bit codes become 8-bit ones, beside which activations have 16 bits, and tables are
+    multiplied in fp32, whatever is in them. What ``add``
     returns may be pointed at, but it holds nothing before ``finish``. Either raises ModelFileError
     for blocks that hold numbers which are not finite.
     """
@@ -64,7 +74,7 @@ class Packer:
     def add(self, form: Form) -> CpuWeight:
         """Take over a 2-D weight. UnavailableError for a form no kernel serves."""
         n, k = form.shape
-        native = _describe(form, n, k, self.widens(form.kind))
+        native = _describe(form, n, k, self.widens(form.kind), exact=self._exact)
         parts = _part_bytes(native, form)
         for name, nbytes in parts.items():
             setattr(native, name, self._arena.take(nbytes))
@@ -74,7 +84,8 @@ class Packer:
         order = bytes(form.columns.data) if isinstance(form, GroupInt) and form.columns else None
         if order is not None:
             ctypes.memmove(native.order, order, parts["order"])
-        weight = CpuWeight((native.n, native.k), sum(parts.values()), kind, native, order)
+        nbytes = sum(parts.values())
+        weight = CpuWeight((native.n, native.k), nbytes, kind, native, self._arena, order)
         if isinstance(form, Lut16):
             ctypes.memmove(native.table, bytes(form.table.data), parts["table"])
         self._waiting.append((weight, form))
@@ -116,24 +127,44 @@ def refusal(kind: str) -> str | None:
     return None
 
 
-def _describe(form: Form, n: int, k: int, widened: bool) -> abi.Weight:
+def integer_levels(table: HostArray) -> tuple[float, tuple[int, ...]] | None:
+    """A table as ``unit * levels``, exactly: a power of two and integers -128..127.
+
+    None if there are none, as for nf4. Entries of no size have level 0, whatever their sign.
+    """
+    values = struct.unpack("<16f", table.data)
+    if not all(math.isfinite(value) for value in values):
+        return None
+    sizes = [abs(value).as_integer_ratio() for value in values if value]
+    # An entry is odd * 2^power; as integers all are multiples of the least power of two.
+    unit = min(((n & -n) / d for n, d in sizes), default=1.0)
+    levels = [value / unit for value in values]
+    if not UNIT_RANGE[0] <= unit <= UNIT_RANGE[1] or min(levels) < -128 or max(levels) > 127:
+        return None
+    return unit, tuple(int(level) for level in levels)
+
+
+def _describe(form: Form, n: int, k: int, widened: bool, *, exact: bool) -> abi.Weight:
     native = abi.Weight(n=n, k=k, k_padded=k, panels=-(-n // ROWS))
     if isinstance(form, Dense):
         native.kind, native.type, native.group = abi.DENSE, TYPES[form.w.dtype], k
         return native
     native.type = TYPES[form.scales.dtype]
     native.group = form.group
-    native.kind = abi.LUT4 if isinstance(form, Lut16) else abi.W4 if form.bits == 4 else abi.W8
-    if widened:
-        native.kind = abi.W8
+    if isinstance(form, Lut16):
+        _set_levels(native, None if exact else integer_levels(form.table))
+    else:
+        native.kind = abi.W8 if widened or form.bits == 8 else abi.W4
     if form.group == ROW:
         step = min(ROW_PADDING, -(-k // 32) * 32)
         native.k_padded = native.group = -(-k // step) * step
     reason = refusal(form.kind)
     if reason is None and native.kind != abi.W8 and k % 8:
         reason = "4-bit rows need a multiple of 8 columns"
-    if reason is None and isinstance(form, GroupInt) and form.mins is not None:
-        reason = None if form.mins.dtype is form.scales.dtype else "minima differ in type"
+    if isinstance(form, GroupInt) and form.mins is not None:
+        native.min_type = TYPES[form.mins.dtype]
+        if reason is None and native.min_type not in (native.type, abi.U8):
+            reason = "minima differ in type"
     if reason is not None:
         raise UnavailableError(
             f"the CPU kernels do not serve a {form.kind} weight of shape {n} x {k}: {reason}",
@@ -142,14 +173,21 @@ def _describe(form: Form, n: int, k: int, widened: bool) -> abi.Weight:
     return native
 
 
+def _set_levels(native: abi.Weight, levels: tuple[float, tuple[int, ...]] | None) -> None:
+    native.kind = abi.LUT4 if levels is None else abi.LUT8
+    if levels is not None:
+        native.unit, numbers = levels
+        native.levels[:] = numbers
+
+
 def _part_bytes(native: abi.Weight, form: Form) -> dict[str, int]:
     """Bytes of each array of a packed weight."""
     parts = {"codes": _code_bytes(native)}
-    if native.kind != abi.DENSE:
-        scale_bytes = 4 if native.type == abi.F32 else 2
-        parts["scales"] = native.panels * ROWS * (native.k_padded // native.group) * scale_bytes
+    groups = native.panels * ROWS * (native.k_padded // native.group)
+    if not isinstance(form, Dense):
+        parts["scales"] = groups * form.scales.dtype.bits // 8
     if isinstance(form, GroupInt) and form.mins is not None:
-        parts["mins"] = parts["scales"]
+        parts["mins"] = groups * form.mins.dtype.bits // 8
     if isinstance(form, GroupInt) and form.columns is not None:
         parts["order"] = 4 * native.k
     if isinstance(form, Lut16):

@@ -81,6 +81,13 @@ class TorchBackend:
         """The first rows of an activation array as F32."""
         return to_host(array[:n_rows].float().cpu())
 
+    def load(self, array: torch.Tensor, host: HostArray) -> None:
+        """Write F32 [n, ...] into the first n rows of an activation array."""
+        array[: host.shape[0]].copy_(as_tensor(host))
+
+    def release(self) -> None:
+        """Nothing to do: torch gives back what nobody holds."""
+
     def free_bytes(self) -> int | None:
         """Free bytes of the GPU; None on the CPU."""
         if self._device.type != "cuda":

@@ -107,10 +107,14 @@ class TorchWeight:
     panels: tuple[tuple[slice, Panel], ...]
     columns: torch.Tensor | None = None
 
-    @property
-    def mins(self) -> torch.Tensor | None:
-        """Minima [N, groups], the part of the weight that is no multiple of a code."""
-        return self.tensors.get("mins")
+    def minima(self, index: torch.Tensor | slice = slice(None)) -> torch.Tensor | None:
+        """Minima of some rows, fp32 [n, groups]: the part of the weight without a code."""
+        mins = self.tensors.get("mins")
+        if mins is None:
+            return None
+        if mins.dtype is not torch.uint8:
+            return mins[index].float()
+        return (self.tensors["scales"][index].float() * mins[index].float()).neg_()
 
     def gather_rows(self, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write the rows ``index`` [n] into ``out`` [n, K] fp32 and return it."""
@@ -119,8 +123,8 @@ class TorchWeight:
         panel.fill()
         for number, plane in enumerate(panel.planes):
             out[:, number :: len(panel.planes)] = plane
-        if self.mins is not None:
-            mins = self.mins[index].float()
+        mins = self.minima(index)
+        if mins is not None:
             out.view(n, mins.shape[1], -1).add_(mins[..., None])
         if self.columns is not None:
             out.copy_(torch.empty_like(out).index_copy_(1, self.columns, out))
@@ -141,9 +145,10 @@ class TorchWeight:
             torch.mm(split[0], panel.planes[0].t(), out=part)
             for columns, plane in zip(split[1:], panel.planes[1:], strict=True):
                 part.addmm_(columns, plane.t())
-        if self.mins is not None:
-            group_sums = x.view(x.shape[0], self.mins.shape[1], -1).sum(-1)
-            y.addmm_(group_sums, self.mins.float().t())
+        mins = self.minima()
+        if mins is not None:
+            group_sums = x.view(x.shape[0], mins.shape[1], -1).sum(-1)
+            y.addmm_(group_sums, mins.t())
 
 
 def take_over(form: Form, scratch: Scratch, device: torch.device) -> TorchWeight:

@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.cli import memory
 from llmrun.cli.apart import Stopped, apart, beside, check
-from llmrun.cli.choice import Choice, change, choose_scheme, plan_weights, weights_to_plan
+from llmrun.cli.choice import Choice, CopyOptions, change, choose_scheme, plan_weights, weights_to_plan
 from llmrun.cli.conversation import Conversation, open_conversation
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings
@@ -69,6 +70,8 @@ class LoadOptions:
     cpu_isa: str | None = None
     revision: str | None = None
     requantize: bool = False
+    calibrate: str = "auto"
+    target_bpw: float | None = None
     allow_partial: bool = False
     template: Path | None = None
     chat: bool = True
@@ -164,16 +167,18 @@ def _load(
     choice = choose_scheme(options.quant, source, recommended, options.requantize)
     context, notes = _fit(choice, source, backend, kv_form, options)
     clock.lap("open")
-    asked = choice.scheme
-    if _is_kept_in_store(choice, source):
-        from llmrun.cli.quantizing import quantized_copy
+    scheme = choice.scheme
+    if is_kept_in_store(choice, source):
+        from llmrun.cli.quantizing import Order, quantized_copy
 
-        wanted = (source, choice, local, settings, progress, options.allow_partial)
-        source, made = apart(lambda stopped: quantized_copy(*wanted, stopped))
+        copying = CopyOptions(options.calibrate, options.target_bpw, options.allow_partial)
+        reader = partial(dispatch.bind, device, threads.prefill, CpuOptions(isa=options.cpu_isa))
+        asked = Order(local, source, choice, copying, reader)
+        source, made = apart(lambda stopped: quantized_copy(asked, settings, progress, stopped))
         choice = Choice(None, choice.name, choice.note)
         notes += made
         clock.lap("quantize")
-    bound = (choice, asked, source, backend, options)
+    bound = (choice, scheme, source, backend, options)
     beside_ms: dict[str, float] = {}
 
     def build_weights(stopped: Stopped) -> tuple[Decoder, Coverage]:
@@ -210,15 +215,13 @@ def _load(
     )
 
 
-def _is_kept_in_store(choice: Choice, source: Source) -> bool:
+def is_kept_in_store(choice: Choice, source: Source) -> bool:
+    """Whether a model in a scheme is a copy in the store, not made anew with each load."""
     if choice.scheme is None:
         return False
     if source.is_quantized and not choice.requantized and _keeps_some(source):
         return False
-    from llmrun.cli.conversion import refusal
-
-    # What files cannot hold is made anew with each load.
-    return refusal(choice.scheme, source) is None
+    return source.binding.inexpressible is None
 
 
 def _keeps_some(source: Source) -> bool:

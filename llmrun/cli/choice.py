@@ -1,12 +1,15 @@
 """Deciding which scheme a model runs in, and what becomes of each weight in memory."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from llmrun.cli.source import Source, Weight, is_dense
 from llmrun.errors import UnavailableError
 from llmrun.kernels.forms import Form
+from llmrun.quant.compensation import Prepared
+from llmrun.quant.inputs import Inputs
+from llmrun.quant.mixing import Unit
 from llmrun.quant.recipe import RESIDENT_SCHEME, Planned, apply, plan
 from llmrun.quant.requantize import OPENED_KIND, opened
 from llmrun.quant.roles import QUANTIZED_ROLES, Role
@@ -36,6 +39,20 @@ class Choice:
     note: str
     untouched: bool = False
     requantized: bool = False
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """How a quantized copy is made, besides its scheme.
+
+    ``calibrate``: ``auto``, ``none``, ``bundled``, ``self`` or the path of a text. ``target_bpw``:
+    bits per weight of the linear layers, for which some of them get 8. ``allow_partial``: more
+    bits than promised are accepted.
+    """
+
+    calibrate: str = "auto"
+    target_bpw: float | None = None
+    allow_partial: bool = False
 
 
 def choose_scheme(wanted: str, source: Source, recommended: str | None, requantize: bool) -> Choice:
@@ -100,14 +117,18 @@ def has_already(scheme: Scheme, source: Source) -> bool:
     )
 
 
-def plan_weights(choice: Choice, source: Source, *, resident: bool) -> dict[str, Planned]:
+def plan_weights(
+    choice: Choice, source: Source, *, resident: bool, widened: Collection[Unit] = ()
+) -> dict[str, Planned]:
     """What becomes of each weight: of parameters in memory (``resident``), of tensors in files.
+
+    ``widened``: units of a mixed recipe that get 8 bits.
 
     In memory the embedding and head of a quantized model are int8, also when its linear layers
     are quantized in the file.
     """
     weights = weights_to_plan(choice, source, resident=resident)
-    planned = plan(choice.scheme, weights, resident=resident)
+    planned = plan(choice.scheme, weights, resident=resident, widened=widened)
     if choice.scheme is None and source.is_quantized and resident and not choice.untouched:
         outer = {
             name: weight
@@ -138,11 +159,18 @@ def weights_to_plan(choice: Choice, source: Source, *, resident: bool) -> Mappin
     }
 
 
-def change(choice: Choice, role: Role, planned: Planned, name: str, form: Form) -> Form:
-    """Bring one weight into its planned form."""
+def change(
+    choice: Choice,
+    role: Role,
+    planned: Planned,
+    name: str,
+    form: Form,
+    inputs: Inputs | Prepared | None = None,
+) -> Form:
+    """Bring one weight into its planned form; ``inputs``: what is known of the linear's."""
     if _is_undone(choice, role, form.kind):
         form = opened(form)
-    return apply(planned, name, form)
+    return apply(planned, name, form, inputs)
 
 
 def _is_outer(weight: Weight) -> bool:

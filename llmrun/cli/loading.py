@@ -41,6 +41,8 @@ def load(
         cpu_isa=options.cpu_isa,
         revision=options.revision,
         requantize=options.requantize,
+        calibrate=options.calibrate,
+        target_bpw=options.target_bpw,
         allow_partial=options.allow_partial,
         template=prompting.template if prompting else None,
         chat=prompting is not None and not prompting.raw,

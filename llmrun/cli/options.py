@@ -95,6 +95,22 @@ Scheme = Annotated[
 Requantize = Annotated[
     bool, typer.Option("--requantize", help="Quantize a model again that is quantized already.")
 ]
+Calibrate = Annotated[
+    str,
+    typer.Option(
+        "--calibrate",
+        metavar="TEXT",
+        help="What quantizing weighs errors by: auto, none, bundled, self or a text file.",
+    ),
+]
+TargetBpw = Annotated[
+    float | None,
+    typer.Option(
+        "--target-bpw",
+        metavar="BITS",
+        help="Bits per weight of the linear layers: the most sensitive get 8.",
+    ),
+]
 AllowPartial = Annotated[
     bool,
     typer.Option("--allow-partial", help="Accept weights that take more bits than promised."),
@@ -120,6 +136,8 @@ class ModelOptions:
     ] = None
     quant: Scheme = "auto"
     requantize: Requantize = False
+    calibrate: Calibrate = "auto"
+    target_bpw: TargetBpw = None
     allow_partial: AllowPartial = False
     device: Annotated[
         str,

@@ -4,21 +4,25 @@ The copy in the store is what later loads use: quantizing takes longer than load
 is the same bytes every time.
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.cli.apart import Stopped, check
-from llmrun.cli.choice import Choice, choose_scheme
-from llmrun.cli.conversion import Conversion, prepare, sidecars
+from llmrun.cli.calibration import WORDS, Calibration, choose_calibration
+from llmrun.cli.choice import Choice, CopyOptions, choose_scheme
+from llmrun.cli.conversation import open_conversation
+from llmrun.cli.conversion import Conversion, Recipe, prepare
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import Source, open_source
 from llmrun.cli.tensor_progress import tensor_progress
+from llmrun.cli.threads import choose_threads
 from llmrun.errors import UsageError
-from llmrun.quant.audit import Coverage, CoverageBuilder
-from llmrun.quant.recipe import Planned
-from llmrun.quant.scheme import Scheme
+from llmrun.kernels import dispatch
+from llmrun.kernels.ops import Backend, never
+from llmrun.quant.audit import Coverage
 from llmrun.store.derived import key_for
 from llmrun.store.export import export
 from llmrun.store.model import LocalModel
@@ -26,31 +30,57 @@ from llmrun.store.progress import Progress
 from llmrun.store.store import Store
 from llmrun.store.waiting import Waiting
 
-VERSION = "1"
+VERSION = "2"
 """Part of the key of quantized copies in the store: counts up when their bytes change."""
+
+OnTensor = Callable[[str, int, int], None]
+
+
+def on_best_device() -> Backend:
+    """What a calibration text is read on, if nobody says otherwise."""
+    return dispatch.bind(dispatch.choose_device("auto"), choose_threads().prefill)
 
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """What ``quantize`` made: the folder, what it holds, and its size in bytes."""
+    """What ``quantize`` made: the folder, what it holds, and its size in bytes. ``notes`` are
+    worth a line."""
 
     path: Path
     coverage: Coverage
     files_bytes: int
+    notes: tuple[str, ...] = ()
 
 
-def plan_quantization(
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What is to be made of which model. ``make_backend``: what a calibration text is read on."""
+
+    local: LocalModel
+    source: Source
+    choice: Choice
+    options: CopyOptions = CopyOptions()  # noqa: RUF009 - frozen
+    make_backend: Callable[[], Backend] = on_best_device
+
+    @property
+    def recipe(self) -> str:
+        """What names the copy among others of the same model."""
+        return recipe(self.choice, self.options)
+
+
+def order(
     name: str,
     scheme: str,
     settings: Settings,
     progress: Progress,
+    options: CopyOptions,
     revision: str | None = None,
     *,
     requantize: bool = False,
-) -> tuple[LocalModel, Conversion]:
-    """Fetch a model and plan its conversion; no weight is read.
+) -> Order:
+    """Fetch a model and see what is to be done; no weight is read.
 
-    UsageError if there is nothing to do; UnavailableError for a scheme that cannot be written.
+    UsageError if there is nothing to do; UnavailableError for an unknown scheme.
     """
     if scheme in ("auto", "none"):
         raise UsageError(f"-q {scheme} names no scheme", "give -q int4, int8 or another scheme")
@@ -62,86 +92,128 @@ def plan_quantization(
             f"{name} is stored in {scheme} already ({source.checkpoint.quantization})",
             f"run it as it is: llmrun chat {name}",
         )
-    return local, prepare(source, choice, local, sidecars(local.path, source))
+    return Order(local, source, choice, options)
+
+
+def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
+    """Settle the recipe and plan the conversion; also returns what was decided, in sentences.
+
+    The units of a mixed recipe are found by trying them, which takes time: ``on_work(what, done,
+    in all)`` is told, and may raise. UnavailableError for a model that cannot be written.
+    """
+    choice, options = asked.choice, asked.options
+    prepare(asked.source, choice, asked.local, Recipe(), asked.make_backend)  # refuses first
+    calibration, notes = _calibration(asked)
+    settled = Recipe(calibration)
+    if options.target_bpw is not None:
+        from llmrun.cli.upgrades import find_widened
+
+        widened, note = find_widened(
+            asked.source, choice, options.target_bpw, calibration, asked.make_backend, on_work
+        )
+        settled = Recipe(calibration, widened)
+        notes = (*notes, note)
+    conversion = prepare(asked.source, choice, asked.local, settled, asked.make_backend)
+    return conversion, notes
+
+
+def _calibration(asked: Order) -> tuple[Calibration | None, tuple[str, ...]]:
+    scheme, wanted = asked.choice.scheme, asked.options.calibrate
+    assert scheme is not None
+    if not scheme.weighted:
+        if wanted in ("auto", "none"):
+            return None, ()
+        raise UsageError(
+            f"{scheme.name} weighs no errors, so a calibration text would change nothing",
+            "leave --calibrate out, or choose int4 or nl4",
+        )
+    conversation = open_conversation(asked.local.path, asked.source, None)
+    try:
+        decision = choose_calibration(wanted, asked.source, conversation, asked.make_backend)
+    finally:
+        conversation.template.close()
+    return decision.calibration, (decision.note,)
 
 
 def quantize(
-    local: LocalModel,
+    asked: Order,
     conversion: Conversion,
     out: Path | None,
     settings: Settings,
-    on_tensor: Callable[[str, int, int], None] | None = None,
-    *,
-    allow_partial: bool = False,
+    on_tensor: OnTensor | None = None,
+    stopped: Stopped = never,
 ) -> QuantizeResult:
     """Write a planned conversion, atomically: to the new folder ``out``, or into the store.
 
     UsageError if ``out`` exists; UnavailableError if the result takes over 10 % more bits than
-    the scheme promises, unless ``allow_partial``. ``on_tensor(name, bytes done, bytes in all)``.
+    the scheme promises, unless that is allowed. ``on_tensor(name, bytes done, bytes in all)``.
     """
+    made: list[tuple[Coverage, list[str]]] = []
 
-    def write(folder: Path) -> None:
-        conversion.write(folder, on_tensor, allow_partial=allow_partial)
+    def write(folder: Path) -> dict[str, str]:
+        notes: list[str] = []
+        report, coverage = conversion.write(
+            folder,
+            on_tensor,
+            lambda: check(stopped),
+            notes.append,
+            allow_partial=asked.options.allow_partial,
+        )
+        made.append((coverage, notes))
+        return dict(report.sha256)
 
     if out is None:
-        key = key_for(local, recipe(conversion.choice))
-        path = Store(settings.store_root).ensure(key, write)
+        path = Store(settings.store_root).ensure(key_for(asked.local, asked.recipe), write)
     else:
-        path = export(out, write)
+        path = export(out, write, conversion.content.plan)
+    coverage, notes = made[0] if made else (stored_coverage(path, conversion), [])
+    size = sum(file.stat().st_size for file in path.iterdir())
+    return QuantizeResult(path, coverage, size, tuple(notes))
+
+
+def stored_coverage(path: Path, conversion: Conversion) -> Coverage:
+    """Bits and bytes of a copy that is there already, audited anew."""
     written = open_source(path)
-    coverage = stored_coverage(written, conversion.choice.scheme, conversion.planned, allow_partial)
-    return QuantizeResult(path, coverage, sum(file.stat().st_size for file in path.iterdir()))
-
-
-def stored_coverage(
-    source: Source, scheme: Scheme | None, planned: Mapping[str, Planned], allow_partial: bool
-) -> Coverage:
-    """Bits and bytes of a model as written by a plan, audited against its scheme.
-
-    Reads each tensor once; nothing stays in memory.
-    """
-    coverage = CoverageBuilder(scheme)
-    weights = source.published_weights()
-    for name, form in source.published_tensors(lambda _, form: form):
-        coverage.add(name, weights[name][0], form, planned[name])
-    return coverage.finish(allow_partial=allow_partial)
+    return conversion.audited(written.published_tensors(lambda _, form: form), allow_partial=True)
 
 
 def quantized_copy(
-    source: Source,
-    choice: Choice,
-    local: LocalModel,
-    settings: Settings,
-    progress: Progress,
-    allow_partial: bool,
-    stopped: Stopped,
+    asked: Order, settings: Settings, progress: Progress, stopped: Stopped
 ) -> tuple[Source, list[str]]:
     """The copy of a model in a scheme from the store, made now if it is not there.
 
     Returns it opened, with what is worth saying. UnavailableError as ``quantize``.
     """
-    conversion = prepare(source, choice, local, sidecars(local.path, source))
     notes: list[str] = []
-    waiting = Waiting(progress, conversion.layout.nbytes)
+    name = asked.choice.name
+    expected = prepare(asked.source, asked.choice, asked.local, Recipe(), asked.make_backend)
+    waiting = Waiting(progress, expected.content.layout.nbytes)
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> dict[str, str]:
         waiting.end()
-        with tensor_progress(progress, f"quantizing to {choice.name}") as on_tensor:
-            conversion.write(folder, heeding(stopped, on_tensor), allow_partial=allow_partial)
+        with tensor_progress(progress, f"choosing what gets 8 bits beside {name}") as on_work:
+            conversion, said = plan(asked, heeding(stopped, on_work))
+        notes.extend(said)
+        with tensor_progress(progress, f"quantizing to {name}") as on_tensor:
+            report, _ = conversion.write(
+                folder,
+                on_tensor,
+                lambda: check(stopped),
+                notes.append,
+                allow_partial=asked.options.allow_partial,
+            )
         notes.append(
-            f"made a copy in {choice.name}, {conversion.layout.nbytes / 1e6:,.0f} MB, in the "
+            f"made a copy in {name}, {conversion.content.layout.nbytes / 1e6:,.0f} MB, in the "
             "store; later runs load it as it is"
         )
+        return dict(report.sha256)
 
-    key = key_for(local, recipe(choice))
+    key = key_for(asked.local, asked.recipe)
     try:
         path = Store(settings.store_root).ensure(key, write, on_wait=waiting.look)
     finally:
         waiting.end()
     return open_source(path), notes
-
-
-OnTensor = Callable[[str, int, int], None]
 
 
 def heeding(stopped: Stopped, on_tensor: OnTensor) -> OnTensor:
@@ -154,7 +226,29 @@ def heeding(stopped: Stopped, on_tensor: OnTensor) -> OnTensor:
     return told
 
 
-def recipe(choice: Choice) -> str:
-    """What names a quantized copy among others of the same model."""
-    requantized = " requantized" if choice.requantized else ""
-    return f"{choice.name}{requantized} v{VERSION}"
+def recipe(choice: Choice, options: CopyOptions) -> str:
+    """What names a quantized copy among others of the same model.
+
+    A calibration text counts by its name and content: a file that changes makes another copy.
+    """
+    words = [choice.name]
+    if choice.requantized:
+        words.append("requantized")
+    if options.target_bpw is not None:
+        words.append(f"at {options.target_bpw:g} bits")
+    if options.calibrate != "auto":
+        words.append(f"calibrated on {named_text(options.calibrate)}")
+    return " ".join((*words, f"v{VERSION}"))
+
+
+def named_text(calibrate: str) -> str:
+    """``--calibrate`` as a name of what is read: for a file the hash of its content."""
+    if calibrate in WORDS:
+        return calibrate
+    try:
+        return hashlib.sha256(Path(calibrate).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UsageError(
+            f"the calibration text {calibrate} cannot be read: {error.strerror or error}",
+            f"give --calibrate a UTF-8 text file, or one of: {', '.join(WORDS)}",
+        ) from error

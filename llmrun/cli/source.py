@@ -4,12 +4,14 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from llmrun.formats.checkpoint import Checkpoint, TensorInfo
 from llmrun.formats.open import open_checkpoint
 from llmrun.kernels.forms import Form
 from llmrun.model.binding import Binding, bind_gguf, bind_huggingface
+from llmrun.model.parameters import layer_of
 from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import DENSE_KINDS
 from llmrun.quant.roles import Role
@@ -84,6 +86,37 @@ class Source:
         """Read the parameters one at a time, each through ``change(canonical name, form)``."""
         for canonical, form in self.binding.tensors(self.checkpoint.read):
             yield canonical, change(canonical, form)
+
+    def layer(
+        self, number: int, change: Callable[[str, Form], Form] | None = None
+    ) -> dict[str, Form]:
+        """Read one layer's parameters, as ``tensors`` does."""
+        return self._some(number, change)
+
+    def outer(self, change: Callable[[str, Form], Form] | None = None) -> dict[str, Form]:
+        """Read the parameters in no layer: embedding, final norm, head."""
+        return self._some(None, change)
+
+    def _some(
+        self, layer: int | None, change: Callable[[str, Form], Form] | None
+    ) -> dict[str, Form]:
+        return {
+            canonical: form if change is None else change(canonical, form)
+            for name in self.tensors_of(layer)
+            for canonical, form in self.binding.parameters_in(name, self.checkpoint.read)
+        }
+
+    def tensors_of(self, layer: int | None) -> list[str]:
+        """The checkpoint's names of the tensors of one layer; None: of those in no layer."""
+        return self._places.get(layer, [])
+
+    @cached_property
+    def _places(self) -> dict[int | None, list[str]]:
+        """The checkpoint's tensors of each layer (None: of no layer); a tensor lies in one."""
+        places: dict[int | None, list[str]] = {None: []}
+        for name, held in self.binding.held.items():
+            places.setdefault(layer_of(held.pieces[0].canonical), []).append(name)
+        return places
 
     def published_tensors(self, change: Callable[[str, Form], Form]) -> Iterator[tuple[str, Form]]:
         """Read whole tensors one at a time, each through ``change(published name, form)``."""

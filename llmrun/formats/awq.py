@@ -1,8 +1,8 @@
 """AWQ folders of version ``gemm``: 4-bit codes packed along the output features.
 
 ``X.weight`` [N, K] is stored as ``X.qweight`` i32 [K, N/8], ``X.scales`` [K/g, N] and
-``X.qzeros`` i32 [K/g, N/8]; w = s * (q - z). Codes and scales become GroupInt unchanged, zero
-points its minima (exact for scales of 16 bits).
+``X.qzeros`` i32 [K/g, N/8]; w = s * (q - z). Codes, scales and zero points become GroupInt
+unchanged (beside scales of 32 bits, its minima -s * z).
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from llmrun.formats.parts import (
     FLOAT_NAMES,
     PartedWeight,
     Parts,
-    check_finite,
+    check_products,
     gathered,
     parted_checkpoint,
     weight_of,
@@ -23,7 +23,7 @@ from llmrun.formats.safetensors import open_tensors
 from llmrun.formats.stored import expect, extents, need
 from llmrun.kernels.forms import ROW, GroupInt
 from llmrun.kernels.host import DType, LaterArray
-from llmrun.quant.group_scales import scales_and_minima, shared_group
+from llmrun.quant.group_scales import scales_and_minima, shared_group, shift_of
 from llmrun.quant.packed_words import AWQ_ORDER, codes_along_outputs, transposed, zero_points
 
 METHOD = "awq"
@@ -84,7 +84,8 @@ def _weight(module: str, parts: Parts, config: MethodConfig, folder: Path) -> Pa
     expect(scales, (groups, n), FLOAT_NAMES)
     if "qzeros" in parts:
         expect(parts["qzeros"], (groups, n // 8), ("I32",))
-    kind = f"int4 {f'g{group}' if group else 'row'}{' +min' if 'qzeros' in parts else ''}"
+    shift = f" +{shift_of(scales.dtype)}" if "qzeros" in parts else ""
+    kind = f"int4 {f'g{group}' if group else 'row'}{shift}"
     read = partial(_read, parts, stored_group, group, (n, k))
     return weight_of(f"{module}.weight", (n, k), kind, parts, read)
 
@@ -97,8 +98,8 @@ def _read(parts: Parts, stored_group: int, group: int, shape: tuple[int, int]) -
     if "qzeros" in parts:
         zeros = zero_points(parts["qzeros"].array(), BITS, AWQ_ORDER)
     stored_scales = transposed(parts["scales"].array())
+    check_products(parts["scales"], stored_scales, 2**BITS)
     scales, mins = scales_and_minima(stored_scales, zeros, stored_group, group, k)
-    check_finite(parts["scales"], scales, mins)
     return GroupInt(BITS, group, codes, scales, mins, shape)
 
 

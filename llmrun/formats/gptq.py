@@ -2,7 +2,8 @@
 
 ``X.weight`` [N, K] is stored as ``X.qweight`` i32 [K * bits / 32, N], ``X.scales`` [K/g, N],
 ``X.qzeros`` i32 [K/g, N * bits / 32] and ``X.g_idx`` i32 [K]; w = s * (q - z). Codes and scales
-become GroupInt unchanged (2-bit codes in 4 bits), zero points other than the middle its minima.
+become GroupInt unchanged (2-bit codes in 4 bits), and so do zero points other than the middle
+(beside scales of 32 bits they become its minima).
 Where ``g_idx`` scatters the groups over the columns (``desc_act``), codes are brought together
 group by group, and the form says which input each column multiplies; where groups are of unequal
 size no form fits, and the weight is opened to F32.
@@ -20,7 +21,6 @@ from llmrun.formats.parts import (
     FLOAT_NAMES,
     PartedWeight,
     Parts,
-    check_finite,
     check_products,
     gathered,
     opened_weight,
@@ -32,7 +32,13 @@ from llmrun.formats.safetensors_header import StoredTensor
 from llmrun.formats.stored import expect, extents, need
 from llmrun.kernels.forms import ROW, Dense, Form, GroupInt
 from llmrun.kernels.host import DType, HostArray, LaterArray
-from llmrun.quant.group_scales import all_equal, reordered, scales_and_minima, shared_group
+from llmrun.quant.group_scales import (
+    all_equal,
+    reordered,
+    scales_and_minima,
+    shared_group,
+    shift_of,
+)
 from llmrun.quant.packed_words import (
     codes_along_inputs,
     codes_in_order,
@@ -59,7 +65,8 @@ class _Weight:
     def kind(self) -> str:
         bits = max(4, self.packing.bits)
         group = f"g{self.group}" if self.group else "row"
-        return f"int{bits} {group}{'' if self.packing.symmetric else ' +min'}"
+        shift = shift_of(self.parts["scales"].dtype)
+        return f"int{bits} {group}{'' if self.packing.symmetric else f' +{shift}'}"
 
 
 def _detect(path: Path) -> bool:
@@ -145,10 +152,10 @@ def _read(weight: _Weight, order: HostArray | None = None) -> Form:
     if packing.symmetric:
         _check_middle(zeros, packing.bits, weight.parts["qzeros"])
     stored_scales = transposed(weight.parts["scales"].array())
+    check_products(weight.parts["scales"], stored_scales, 2**packing.bits)
     scales, mins = scales_and_minima(
         stored_scales, None if packing.symmetric else zeros, packing.group, weight.group, k
     )
-    check_finite(weight.parts["scales"], scales, mins)
     codes, bits = _codes(weight, symmetric=packing.symmetric), max(4, packing.bits)
     if order is not None:
         plain = codes

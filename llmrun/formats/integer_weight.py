@@ -26,10 +26,9 @@ from llmrun.formats.safetensors_header import StoredTensor
 from llmrun.formats.stored import expect, extents, need, only
 from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.host import DType, HostArray, LaterArray
-from llmrun.quant.arrays import widened
 from llmrun.quant.codes import container_bits, offset, unpacked
-from llmrun.quant.group_scales import reordered
-from llmrun.quant.zero_points import minima, signed_minima, unpacked_zeros
+from llmrun.quant.group_scales import reordered, scales_and_minima, shift_of
+from llmrun.quant.zero_points import unpacked_zeros, unsigned_zeros
 
 _ONE = ((), (1,), (1, 1))
 """Shapes of a scale for the whole tensor."""
@@ -67,7 +66,7 @@ def packed_weight(module: str, scheme: WeightScheme, parts: Parts, folder: Path)
         label = f"int{scheme.bits} with reordered columns, opened to F32"
         read_opened = partial(_read_reordered, scheme, (n, k), order, parts)
         return opened_weight(name, (n, k), label, parts, read_opened)
-    kind = _kind(container_bits(scheme.bits), scheme)
+    kind = _kind(container_bits(scheme.bits), scheme, scale)
     return weight_of(name, (n, k), kind, parts, partial(_read_packed, scheme, (n, k), parts))
 
 
@@ -86,7 +85,7 @@ def plain_weight(module: str, scheme: WeightScheme, parts: Parts, folder: Path) 
         _expect_by_group(zeros, scheme, (n, k), ("I8",))
     only(parts, ("weight", "weight_scale", "weight_zero_point"), INTEGERS)
     read = partial(_read_plain, scheme, (n, k), parts)
-    return weight_of(f"{module}.weight", (n, k), _kind(8, scheme), parts, read)
+    return weight_of(f"{module}.weight", (n, k), _kind(8, scheme, scale), parts, read)
 
 
 def _zero_point(
@@ -125,10 +124,10 @@ def _in_order(order: StoredTensor, k: int, group: int) -> bool:
     return False
 
 
-def _kind(bits: int, scheme: WeightScheme) -> str:
+def _kind(bits: int, scheme: WeightScheme, scale: StoredTensor) -> str:
     """As GroupInt's ``kind``, in which the only scale of a whole tensor serves each row."""
     group = f"g{scheme.block[1]}" if scheme.block[1] else "row"
-    return f"int{bits} {group}{'' if scheme.symmetric else ' +min'}"
+    return f"int{bits} {group}{'' if scheme.symmetric else f' +{shift_of(scale.dtype)}'}"
 
 
 def _read_packed(scheme: WeightScheme, shape: tuple[int, int], parts: Parts) -> GroupInt:
@@ -136,15 +135,15 @@ def _read_packed(scheme: WeightScheme, shape: tuple[int, int], parts: Parts) -> 
     bits, words = scheme.bits, parts["weight_packed"].data
     container = container_bits(bits)
     scales = _by_row(parts["weight_scale"], n)
-    mins = None
+    zeros = None
     if not scheme.symmetric:
-        mins = minima(parts["weight_zero_point"].array(), scales, bits)
+        zeros = unpacked_zeros(parts["weight_zero_point"].array(), scales.shape, bits)
     if bits == container:
         codes = HostArray(DType.U8, (n, k * bits // 8), words)
     else:
         make = partial(unpacked, words, bits, shape, shift=scheme.symmetric)
         codes = LaterArray(DType.U8, (n, k * container // 8), lambda: make().data)
-    return _group_int(container, scheme, codes, scales, mins, shape, parts)
+    return _group_int(container, scheme, codes, scales, zeros, shape, parts)
 
 
 def _read_reordered(
@@ -165,11 +164,11 @@ def _read_reordered(
 
 def _read_plain(scheme: WeightScheme, shape: tuple[int, int], parts: Parts) -> GroupInt:
     scales = _by_row(parts["weight_scale"], shape[0])
-    mins = None
+    zeros = None
     if not scheme.symmetric:
-        mins = signed_minima(_by_row(parts["weight_zero_point"], shape[0]), scales)
+        zeros = unsigned_zeros(_by_row(parts["weight_zero_point"], shape[0]))
     codes = LaterArray(DType.U8, shape, lambda: offset(parts["weight"].data, shape).data)
-    return _group_int(8, scheme, codes, scales, mins, shape, parts)
+    return _group_int(8, scheme, codes, scales, zeros, shape, parts)
 
 
 def _by_row(stored: StoredTensor, n: int) -> HostArray:
@@ -186,11 +185,12 @@ def _group_int(
     scheme: WeightScheme,
     codes: HostArray,
     scales: HostArray,
-    mins: HostArray | None,
+    zeros: HostArray | None,
     shape: tuple[int, int],
     parts: Parts,
 ) -> GroupInt:
-    if mins is not None:
-        scales = widened(scales)
-        check_finite(parts["weight_scale"], mins)
-    return GroupInt(bits, scheme.block[1], codes, scales, mins, shape)
+    group = scheme.block[1]
+    if zeros is not None:
+        check_products(parts["weight_scale"], scales, 2**bits)
+    scales, mins = scales_and_minima(scales, zeros, group, group, shape[1])
+    return GroupInt(bits, group, codes, scales, mins, shape)

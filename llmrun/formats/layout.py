@@ -1,52 +1,27 @@
 """Where every byte of a checkpoint goes, decided before any of it exists.
 
-Planned from names, kinds and shapes alone: shards of at most 4 GB, data from byte 4,096 on,
+Planned from names, kinds and shapes alone: shards of limited size, data from byte 4,096 on,
 tensors in the order given with each one's parts side by side. Parts whose size is no multiple of
-64 bytes stand at the end of their shard, so that all large ones stay aligned.
+64 bytes stand at the end of their shard, so that all large ones stay aligned. The kinds together
+decide the format: what other engines load, wherever one of their formats can say it.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from llmrun.errors import InternalError, UnavailableError
+from llmrun.formats import bnb_writer, own_format, pack_writer
 from llmrun.formats.limits import SHARD_BYTES, SHARD_PARTS
-from llmrun.formats.pack_config import GROUPS, Packing
+from llmrun.formats.planned import Part, Planned, Writing, part
 from llmrun.formats.safetensors import INDEX_NAME, SINGLE_NAME
 from llmrun.formats.safetensors_header import BITS
-from llmrun.kernels.forms import ROW
 from llmrun.kernels.host import DType
 
 ALIGNMENT = 64
 DATA_START = 4_096
-_KIND = re.compile(r"int([48]) (?:g(\d+)|row)")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A tensor to be written: its logical name, the ``kind`` of its form, and its shape."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-
-    @property
-    def module(self) -> str:
-        """Name of the module a ``.weight`` belongs to."""
-        return self.name.removesuffix(".weight")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stored tensor; ``begin`` counts from the start of the shard's data."""
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    begin: int = 0
+_WRITINGS = (pack_writer.WRITING, bnb_writer.WRITING, own_format.WRITING)
 
 
 @dataclass(frozen=True)
@@ -61,11 +36,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Layout:
-    """The whole plan. ``packings``: how each packed module is stored."""
+    """The whole plan. ``writing``: how quantized tensors are stored, None if there are none."""
 
     planned: tuple[Planned, ...]
     shards: tuple[Shard, ...]
-    packings: Mapping[str, Packing]
+    writing: Writing | None
     scale_dtype: DType
 
     @property
@@ -85,6 +60,27 @@ class Layout:
         return {"metadata": {"total_size": data}, "weight_map": places}
 
 
+def published_format(planned: Iterable[Planned]) -> Writing | None:
+    """Return the format that tensors are written in, None where all are plain.
+
+    ``compressed-tensors`` if all quantized ones are integers it can say, ``bitsandbytes`` if all
+    are its nf4 or all its fp4, else llmrun's own. UnavailableError, naming the tensor, for one
+    that none of them holds.
+    """
+    quantized = [tensor for tensor in planned if not tensor.is_plain]
+    if not quantized:
+        return None
+    for writing in _WRITINGS:
+        if writing.holds(quantized):
+            return writing
+    odd = next(tensor for tensor in quantized if not own_format.WRITING.holds([tensor]))
+    raise UnavailableError(
+        f"{odd.name} {odd.shape} as {odd.kind} cannot be written: quantized are matrices named "
+        ".weight, in groups of 16, 32, 64, 128 or a row.",
+        "Keep this tensor unquantized.",
+    )
+
+
 def plan_layout(
     planned: Iterable[Planned],
     scale_dtype: DType,
@@ -93,19 +89,19 @@ def plan_layout(
 ) -> Layout:
     """Return where everything goes.
 
-    ``scale_dtype``: the model's dtype, which all scales have. Raises UnavailableError for a form
-    that the published format cannot express (lookup tables, minima).
+    ``scale_dtype``: the model's dtype, which all scales have that say no other. Raises
+    UnavailableError as ``published_format``.
     """
     tensors = tuple(planned)
-    packings = {}
+    writing = published_format(tensors)
     pending: list[dict[str, tuple[Part, ...]]] = [{}]
     filled = count = 0
     for tensor in tensors:
-        packing = packing_of(tensor)
-        if packing is not None:
-            packings[tensor.module] = packing
-        parts = _parts(tensor, packing, scale_dtype)
-        size = sum(part.nbytes for part in parts)
+        if writing is None or tensor.is_plain:
+            parts: tuple[Part, ...] = (part(tensor.name, tensor.kind.upper(), tensor.shape),)
+        else:
+            parts = writing.parts(tensor, scale_dtype)
+        size = sum(own.nbytes for own in parts)
         full = filled + size > shard_bytes or count + len(parts) > SHARD_PARTS
         if pending[-1] and full:
             pending.append({})
@@ -120,47 +116,7 @@ def plan_layout(
         else [f"model-{n:05}-of-{len(pending):05}.safetensors" for n in range(1, len(pending) + 1)]
     )
     shards = tuple(_shard(f, p, metadata) for f, p in zip(files, pending, strict=True))
-    return Layout(tensors, shards, packings, scale_dtype)
-
-
-def packing_of(tensor: Planned) -> Packing | None:
-    """Return how a tensor is packed, None for a dense one; UnavailableError if it cannot be."""
-    if tensor.kind.upper() in DType.__members__:
-        return None
-    match = _KIND.fullmatch(tensor.kind)
-    if match is None:
-        raise UnavailableError(
-            f"{tensor.name} as {tensor.kind} cannot be written: published checkpoints hold "
-            "symmetric integers only.",
-            "Quantize with -q int4 (or int8), or run without writing (no -o).",
-        )
-    packing = Packing(int(match[1]), int(match[2]) if match[2] else ROW)
-    narrow = len(tensor.shape) != 2 or tensor.shape[1] * packing.bits % 32
-    if narrow or packing.group not in (ROW, *GROUPS) or not tensor.name.endswith(".weight"):
-        raise UnavailableError(
-            f"{tensor.name} {tensor.shape} as {tensor.kind} cannot be written: packed are "
-            "matrices named .weight, in groups of 32, 64, 128 or a row.",
-            "Keep this tensor unquantized.",
-        )
-    return packing
-
-
-def _parts(tensor: Planned, packing: Packing | None, scale_dtype: DType) -> tuple[Part, ...]:
-    if packing is None:
-        return (_part(tensor.name, tensor.kind.upper(), tensor.shape),)
-    n, k = tensor.shape
-    return (
-        _part(f"{tensor.name}_packed", "I32", (n, k * packing.bits // 32)),
-        _part(f"{tensor.name}_scale", scale_dtype.name, (n, k // (packing.group or k))),
-        _part(f"{tensor.name}_shape", "I64", (2,)),
-    )
-
-
-def _part(key: str, dtype: str, shape: tuple[int, ...]) -> Part:
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return Part(key, dtype, shape, elements * BITS[dtype] // 8)
+    return Layout(tensors, shards, writing, scale_dtype)
 
 
 def _shard(file: str, parts: Mapping[str, Sequence[Part]], metadata: Mapping[str, str]) -> Shard:
@@ -174,14 +130,14 @@ def _shard(file: str, parts: Mapping[str, Sequence[Part]], metadata: Mapping[str
     placed: dict[str, list[Part]] = {name: [] for name in parts}
     header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     position = 0
-    for name, part in sorted(((n, p) for n, own in parts.items() for p in own), key=order):
-        end = position + part.nbytes
-        header[part.key] = {
-            "dtype": part.dtype,
-            "shape": list(part.shape),
+    for name, one in sorted(((n, p) for n, own in parts.items() for p in own), key=order):
+        end = position + one.nbytes
+        header[one.key] = {
+            "dtype": one.dtype,
+            "shape": list(one.shape),
             "data_offsets": [position, end],
         }
-        placed[name].append(Part(part.key, part.dtype, part.shape, part.nbytes, position))
+        placed[name].append(replace(one, begin=position))
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     length = -(-(8 + len(text)) // DATA_START) * DATA_START - 8

@@ -1,4 +1,4 @@
-"""The ``quantization_config`` that is written: pack-quantized, symmetric groups or rows.
+"""The ``quantization_config`` that is written: pack-quantized, groups or rows.
 
 One fixed template, with patterns for what a model has and nothing else; the result is read back
 and every module must fall where it was meant to.
@@ -34,15 +34,16 @@ _LAYER = re.compile(r".*\blayers\.(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class Packing:
-    """How a module's weight is packed, symmetric; ``group`` as in GroupInt."""
+    """How a module's weight is packed; ``group`` as in GroupInt."""
 
     bits: int
     group: int
+    symmetric: bool = True
 
     @property
     def scheme(self) -> WeightScheme:
         """What a reader of the config must understand."""
-        return WeightScheme(PACKED, self.bits, (1, self.group))
+        return WeightScheme(PACKED, self.bits, (1, self.group), self.symmetric)
 
 
 def write_pack_config(packed: Mapping[str, Packing], others: Iterable[str]) -> dict[str, object]:
@@ -51,7 +52,7 @@ def write_pack_config(packed: Mapping[str, Packing], others: Iterable[str]) -> d
     Raises InternalError if a module would not be read back as it was packed.
     """
     kept = list(others)
-    packings = sorted(set(packed.values()), key=lambda p: (p.bits, p.group))
+    packings = sorted(set(packed.values()), key=lambda p: (p.bits, p.group, p.symmetric))
     listed = (
         [_plain_targets(packed)]
         if len(packings) == 1
@@ -85,7 +86,7 @@ def _group(packing: Packing, targets: list[str]) -> dict[str, object]:
         "weights": {
             "num_bits": packing.bits,
             "type": "int",
-            "symmetric": True,
+            "symmetric": packing.symmetric,
             "strategy": "channel" if packing.group == ROW else "group",
             "group_size": None if packing.group == ROW else packing.group,
             "dynamic": False,

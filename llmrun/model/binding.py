@@ -53,17 +53,30 @@ class Binding:
 
     def tensors(self, read: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
         """Read the parameters one tensor at a time, under their canonical names."""
-        for name, held in self.held.items():
-            form = self._in_published_order(name, read(name))
-            for piece in held.pieces:
-                shape = self.parameters[piece.canonical].shape
-                whole = matrix(form, vector=len(shape) == 1, transposed=held.transposed)
-                yield piece.canonical, whole if piece.rows is None else rows(whole, piece.rows)
+        for name in self.held:
+            yield from self.parameters_in(name, read)
+
+    def parameters_in(self, name: str, read: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
+        """Read one tensor: the parameters it holds, under their canonical names."""
+        yield from self.pieces_of(name, self._in_published_order(name, read(name)))
+
+    def pieces_of(self, name: str, form: Form) -> Iterator[tuple[str, Form]]:
+        """The parameters in a tensor that has its rows in published order, as
+        ``published_tensors`` gives it; ``name`` is the checkpoint's."""
+        held = self.held[name]
+        for piece in held.pieces:
+            shape = self.parameters[piece.canonical].shape
+            whole = matrix(form, vector=len(shape) == 1, transposed=held.transposed)
+            yield piece.canonical, whole if piece.rows is None else rows(whole, piece.rows)
 
     def published_tensors(self, read: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
         """Read whole tensors one at a time, under their published names."""
         for name in self.held:
-            yield self.published[name], self._in_published_order(name, read(name))
+            yield self.published_tensor(name, read)
+
+    def published_tensor(self, name: str, read: Callable[[str], Form]) -> tuple[str, Form]:
+        """Read one tensor whole: its published name and its form."""
+        return self.published[name], self._in_published_order(name, read(name))
 
     def _in_published_order(self, name: str, form: Form) -> Form:
         order = self.row_orders.get(name)

@@ -4,6 +4,7 @@ Canonical names are those Hugging Face checkpoints use for most models; GLM 4's 
 behind attention or MLP, since other models call different norms by the same name.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,12 @@ class Parameter:
 def layer_name(layer: int, part: str) -> str:
     """Canonical name of a layer's parameter, e.g. part ``self_attn.q_proj.weight``."""
     return f"model.layers.{layer}.{part}"
+
+
+def layer_of(name: str) -> int | None:
+    """The layer a parameter belongs to; None for embedding, final norm and head."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return None if found is None else int(found[1])
 
 
 def expert_name(expert: int, projection: str) -> str:

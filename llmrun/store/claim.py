@@ -30,6 +30,9 @@ SILENT_S = 60.0
 YOUNG_S = 24 * 3600.0
 RESUMABLE_S = 7 * 24 * 3600.0
 
+RESUMABLE = ("pull", "make")
+"""Kinds of work that another process can go on with where a dead one stopped."""
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -145,15 +148,15 @@ def heartbeat(path: Path) -> Iterator[None]:
 def sweep(disk: Disk, staging: Path) -> None:
     """Delete what dead owners left and nobody can continue; young and live folders stay.
 
-    A dead download is kept a week, because the next pull of that model continues it.
+    A dead download or conversion is kept a week, because the next one of that key continues it.
     """
     for claim in claims(staging):
-        if is_dead(claim) and (claim.kind != "pull" or age_s(claim.path) > RESUMABLE_S):
+        if is_dead(claim) and (claim.kind not in RESUMABLE or age_s(claim.path) > RESUMABLE_S):
             disk.remove_tree(claim.path)
     with suppress(FileNotFoundError):
         for path in list(staging.iterdir()):
             found = parse(path)
-            limit_s = RESUMABLE_S if found and found.kind == "pull" else YOUNG_S
+            limit_s = RESUMABLE_S if found and found.kind in RESUMABLE else YOUNG_S
             if age_s(path) > limit_s and not (found and is_live(found)):
                 disk.remove_tree(path)
 

@@ -6,7 +6,7 @@ share a root; no reader ever sees half a folder, and a killed process leaves not
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from llmrun.store.disk import Disk, sha256_of
 from llmrun.store.manifest import Manifest, UnreadableManifestError
 from llmrun.store.model import FileRecord, LocalModel
 from llmrun.store.reference import Reference
-from llmrun.store.workspace import discard, publish, work
+from llmrun.store.workspace import discard, dropped_on_error, publish, work
 
 ABBREVIATED_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 """What may stand for a whole commit."""
+
+Write = Callable[[Path], Mapping[str, str] | None]
+"""Fills a folder; may return the sha256 of files by their path in it."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,18 @@ class Store:
     def ensure(
         self,
         key: Key,
-        write: Callable[[Path], None],
+        write: Write,
         *,
         lock_timeout_s: float = 1800.0,
         on_wait: Callable[[Claim], None] = lambda claim: None,
     ) -> Path:
         """The folder of a derived artefact, made by ``write(folder)`` if it is not here whole.
 
-        ``write`` fills an empty private folder and must have checked what it wrote; an error of
-        it leaves nothing behind. InternalError if a write fails. Processes that want the same
-        artefact wait for the first (``on_wait`` is called while they do).
+        ``write`` fills a private folder, which is empty or holds what a call for the same key
+        left when it was killed or interrupted, and must have checked what it wrote; an error of
+        it leaves nothing behind. It may return hashes of files, which are then not taken again.
+        InternalError if a write fails. Processes that want the same artefact wait for the first
+        (``on_wait`` is called while they do).
         """
         target = self.root / layout.DERIVED / key.folder
         if manifests.is_complete(target):
@@ -126,11 +131,18 @@ class Store:
                 on_wait=on_wait,
             ) as claim:
                 if claim:
-                    write(claim.path)
-                    self.publish(claim.path, target, _derived(key, self._settle(claim.path)))
+                    with dropped_on_error(self.disk, claim.path):
+                        self._make(key, write, claim.path, target)
+        except InterruptedError:
+            raise  # somebody wants to stop, the disk is well
         except OSError as err:
             raise self._unwritable(err) from err
         return target
+
+    def _make(self, key: Key, write: Write, folder: Path, target: Path) -> None:
+        self.disk.remove_file(folder / manifests.NAME)  # of one that was about to be published
+        hashes = write(folder) or {}
+        self.publish(folder, target, _derived(key, self._settle(folder, hashes)))
 
     def publish(self, folder: Path, target: Path, manifest: Manifest) -> None:
         """Give a finished folder its final name (workspace.py)."""
@@ -143,8 +155,8 @@ class Store:
             "Free some space or correct its permissions, then run the command again.",
         )
 
-    def _settle(self, folder: Path) -> tuple[FileRecord, ...]:
-        """Make all files of a folder durable and read them back for their hashes."""
+    def _settle(self, folder: Path, hashes: Mapping[str, str]) -> tuple[FileRecord, ...]:
+        """Make all files of a folder durable; read those back whose hash is not known."""
         records = []
         for path in sorted(folder.rglob("*")):
             if path.is_dir() and not path.is_symlink():
@@ -154,7 +166,8 @@ class Store:
                 raise InternalError(f"{path.name}, made for the store, is a link.")
             self.disk.sync_file(path)
             relative = path.relative_to(folder).as_posix()
-            records.append(FileRecord(relative, path.stat().st_size, sha256_of(path)))
+            digest = hashes.get(relative) or sha256_of(path)
+            records.append(FileRecord(relative, path.stat().st_size, digest))
         if not records:
             raise InternalError("A derived artefact was made without any file.")
         return tuple(records)

@@ -15,6 +15,7 @@ from llmrun.errors import DownloadError
 from llmrun.store import manifest as manifests
 from llmrun.store.claim import (
     NOBODY,
+    RESUMABLE,
     Claim,
     claims,
     heartbeat,
@@ -44,8 +45,8 @@ def work(
     """Yield a claim to build ``key`` in, or None once ``is_done``, be it somebody else's doing.
 
     Waits at most ``timeout_s`` for a live owner (DownloadError names it); ``on_wait`` is called
-    at every look. A folder of kind ``pull`` that was not published when the block ends is left
-    without an owner, for the next try to continue; any other kind is deleted.
+    at every look. A folder of a resumable kind that was not published when the block ends, and that
+    holds anything, is left without an owner for the next try to continue; any other is deleted.
     """
     disk.make_folders(staging)
     sweep(disk, staging)
@@ -61,6 +62,19 @@ def work(
     for left in claims(staging):
         if left.key == key and left.kind == kind and is_dead(left):
             disk.remove_tree(left.path)
+
+
+@contextmanager
+def dropped_on_error(disk: Disk, folder: Path) -> Iterator[None]:
+    """Delete a working folder if the block fails: it would fail again. Who interrupts it goes on
+    later."""
+    try:
+        yield
+    except InterruptedError:
+        raise
+    except Exception:
+        disk.remove_tree(folder)
+        raise
 
 
 def _acquire(
@@ -110,7 +124,7 @@ def _begin(disk: Disk, staging: Path, kind: str, key: str) -> Claim:
     """A claim of our own: a dead process's folder under our name, or a new one."""
     claim = new_claim(staging, kind, key)
     for left in claims(staging):
-        if kind == "pull" and left.kind == kind and left.key == key and is_dead(left):
+        if kind in RESUMABLE and left.kind == kind and left.key == key and is_dead(left):
             try:
                 disk.rename(left.path, claim.path)
             except FileNotFoundError:  # another process was faster
@@ -121,10 +135,10 @@ def _begin(disk: Disk, staging: Path, kind: str, key: str) -> Claim:
 
 
 def _release(disk: Disk, staging: Path, claim: Claim) -> None:
-    """End a claim whose folder was not published: leave a download to continue, drop the rest."""
+    """End a claim whose folder was not published: leave what can be continued, drop the rest."""
     if not claim.path.exists():
         return
-    if claim.kind == "pull" and any(claim.path.iterdir()):
+    if claim.kind in RESUMABLE and any(claim.path.iterdir()):
         disk.rename(claim.path, new_claim(staging, claim.kind, claim.key, pid=NOBODY).path)
     else:
         disk.remove_tree(claim.path)

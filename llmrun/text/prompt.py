@@ -6,6 +6,7 @@ or the tokenizer wants one, checked on ids.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from llmrun.errors import UsageError
 from llmrun.text.message import Message
@@ -24,14 +25,16 @@ def encode_chat(
     messages: Sequence[Message],
     continue_text: str = "",
     extra: Mapping[str, object] | None = None,
+    now: datetime | None = None,
 ) -> list[int]:
     """Prompt ids up to where the assistant's answer starts; ``continue_text`` begins the answer.
 
-    ``extra`` are further template variables. UsageError for messages the template refuses or an
+    ``extra`` are further template variables; ``now``, where answers must be the same tomorrow, the
+    time that templates are told. UsageError for messages the template refuses or an
     unknown role, ModelFileError for a template that does not work.
     """
     defused = [_defused(tokenizer, message) for message in messages]
-    text = template.render(defused, add_generation_prompt=True, extra=extra or {})
+    text = template.render(defused, add_generation_prompt=True, extra=extra or {}, now=now)
     text += tokenizer.specials.defuse(continue_text, own_words=True)
     return _with_one_bos(tokenizer, tokenizer.encode_rendered(text))
 

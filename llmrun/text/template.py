@@ -88,10 +88,12 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         extra: Mapping[str, object] | None = None,
+        now: datetime.datetime | None = None,
     ) -> str:
         """The conversation as the model was trained to read it.
 
-        ``extra``: further variables of the template (plain data). UsageError with the template's
+        ``extra``: further variables of the template (plain data). ``now``: what it is told if it
+        asks for the time. UsageError with the template's
         words if it refuses the messages; ModelFileError (UsageError for a template of the user's)
         if it is broken or over the limits.
         """
@@ -109,7 +111,7 @@ class ChatTemplate:
         request = {
             "source": self._source,
             "variables": variables,
-            "now": datetime.datetime.now().isoformat(),
+            "now": (now or datetime.datetime.now()).isoformat(),
             "output_bytes": output_bytes,
         }
         try:

@@ -7,11 +7,13 @@ import typer
 
 from llmrun.cli.options import (
     AllowPartial,
+    Calibrate,
     GeneralOptions,
     ModelArgument,
     ModelOption,
     Requantize,
     Revision,
+    TargetBpw,
     spread,
     the_model,
 )
@@ -19,6 +21,7 @@ from llmrun.cli.session import Session
 from llmrun.cli.units import size
 
 if TYPE_CHECKING:
+    from llmrun.cli.choice import CopyOptions
     from llmrun.quant.audit import Coverage
 
 
@@ -37,12 +40,16 @@ def command(
     ] = None,
     revision: Revision = None,
     requantize: Requantize = False,
+    calibrate: Calibrate = "auto",
+    target_bpw: TargetBpw = None,
     allow_partial: AllowPartial = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
     general: GeneralOptions,
 ) -> None:
     """Quantize a model; other engines load the result."""
     from llmrun.cli import quantizing
+    from llmrun.cli.apart import apart
+    from llmrun.cli.choice import CopyOptions
     from llmrun.cli.loading import check_scheme
     from llmrun.cli.progress import for_session
     from llmrun.cli.tensor_progress import tensor_progress
@@ -53,29 +60,45 @@ def command(
     check_scheme(quant)
     if out is not None:
         refuse_existing(out)
-    local, conversion = quantizing.plan_quantization(
-        name,
-        quant,
-        session.settings,
-        for_session(session),
-        revision,
-        requantize=requantize,
+    options = CopyOptions(calibrate, target_bpw, allow_partial)
+    progress = for_session(session)
+    asked = quantizing.order(
+        name, quant, session.settings, progress, options, revision, requantize=requantize
     )
+    with tensor_progress(progress, f"finding what needs 8 bits in {name}") as on_work:
+        conversion, notes = apart(
+            lambda stopped: quantizing.plan(asked, quantizing.heeding(stopped, on_work))
+        )
+    for note in notes:
+        session.say(f"note: {note}")
     session.say(
         f"{name}: {conversion.quantized} weights to {quant}, "
         f"about {size(conversion.predicted_bytes)} in all"
     )
     if dry_run:
         return
-    with tensor_progress(for_session(session), f"quantizing {name} to {quant}") as on_tensor:
-        result = quantizing.quantize(
-            local, conversion, out, session.settings, on_tensor, allow_partial=allow_partial
+    with tensor_progress(progress, f"quantizing {name} to {quant}") as on_tensor:
+        result = apart(
+            lambda stopped: quantizing.quantize(
+                asked, conversion, out, session.settings, on_tensor, stopped
+            )
         )
+    for note in result.notes:
+        session.say(f"note: {note}")
     show_coverage(session, result.coverage)
     session.say(f"{quant} takes {size(result.files_bytes)} in {result.path}")
-    again = " --requantize" if requantize else ""
-    chosen = f"{name} -q {quant}{again}" if out is None else str(out)
+    chosen = f"{name} -q {quant}{_repeated(requantize, options)}" if out is None else str(out)
     session.say(f"Run it with: llmrun chat {chosen}")
+
+
+def _repeated(requantize: bool, options: "CopyOptions") -> str:
+    """The options with which chat finds the copy in the store again."""
+    words = ["--requantize"] if requantize else []
+    if options.calibrate != "auto":
+        words += ["--calibrate", options.calibrate]
+    if options.target_bpw is not None:
+        words += ["--target-bpw", f"{options.target_bpw:g}"]
+    return "".join(f" {word}" for word in words)
 
 
 def show_coverage(session: Session, coverage: "Coverage") -> None:

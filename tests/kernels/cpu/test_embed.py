@@ -1,5 +1,6 @@
 """Rows of the embedding table: every bit as the reference has it."""
 
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -30,18 +31,27 @@ def codes(*shape: int) -> HostArray:
     )
 
 
-def integers(bits: int, group: int, mins: bool, dtype: DType) -> GroupInt:
+def integers(bits: int, group: int, mins: bool | str, dtype: DType) -> GroupInt:
     groups = K // (group or K)
+    minima = floats(dtype, N, groups, seed=2) if mins else None
+    if mins == "zeros":
+        minima = codes(N, groups)
     return GroupInt(
         bits,
         group,
         codes(N, K * bits // 8),
         floats(dtype, N, groups, seed=1),
-        floats(dtype, N, groups, seed=2) if mins else None,
+        minima,
         (N, K),
     )
 
 
+E2M1 = HostArray(
+    DType.F32,
+    (16,),
+    memoryview(bytearray(struct.pack("<16f", 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5,
+                                     -2, -3, -4, -6))),
+)  # fmt: skip
 FORMS: dict[str, Form] = {
     "f32": Dense(floats(DType.F32, N, K, seed=4)),
     "f16": Dense(floats(DType.F16, N, K, seed=4)),
@@ -52,9 +62,12 @@ FORMS: dict[str, Form] = {
     "int8": integers(8, 128, False, DType.BF16),
     "int8_16": integers(8, 16, False, DType.F32),
     "int8_mins": integers(8, 32, True, DType.F16),
+    "int4_zeros": integers(4, 32, "zeros", DType.F16),
+    "int8_zeros": integers(8, 128, "zeros", DType.BF16),
     "int8_row": integers(8, ROW, False, DType.F32),
     "lut4": Lut16(64, codes(N, K // 2), floats(DType.F32, 16, seed=6),
                   floats(DType.F16, N, K // 64, seed=7), (N, K)),
+    "e2m1": Lut16(32, codes(N, K // 2), E2M1, floats(DType.BF16, N, K // 32, seed=8), (N, K)),
 }  # fmt: skip
 
 

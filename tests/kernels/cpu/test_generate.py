@@ -8,7 +8,7 @@ import pytest
 
 from llmrun.kernels.cpu import generate
 
-KINDS = ("w4", "w8")
+KINDS = ("w4", "w8", "small", "levels")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,15 +39,20 @@ def test_every_kernel_meets_every_weight_and_activation_of_a_block_once(kind: st
     functions = re.findall(
         r"^void (\w+)\(Walk a\) \{$(.*?)^\}$", generate.render(kind), re.M | re.S
     )
-    assert len(functions) == 2 * (4 + 2)  # with and without mins: 2 to 5 tokens; 1 and 2 panels
+    halves_apart = kind == "levels"
+    # For each sort of minima: 2 to 5 tokens; 1 and 2 panels.
+    assert len(functions) == len(generate.MINIMA[kind]) * (4 + 2) - halves_apart
     for name, body in functions:
         shape, count = name.split("_")[1], int(name.split("_")[2])
-        met = gemm_products(body) if shape == "gemm" else gemv_products(body)
+        if halves_apart:
+            met = half_products(body) if shape == "gemm" else pair_products(body)
+        else:
+            met = gemm_products(body) if shape == "gemm" else gemv_products(body)
         tokens, panels = (count, 1) if shape == "gemm" else (1, count)
         expected = {
             (panel, 64 * j + 32 * half, part, token)
             for panel in range(panels)
-            for half in range(2)
+            for half in range(1 if halves_apart and shape == "gemm" else 2)
             for j in range(4)
             for part in range(2)
             for token in range(tokens)
@@ -73,6 +78,41 @@ def gemm_products(body: str) -> list[Product]:
         for weight_byte, weight_part in weights:
             assert offset == weight_byte // 64 * 8 + 4 * weight_part
             met.append((0, weight_byte, weight_part, token))
+    return met
+
+
+def half_products(body: str) -> list[Product]:
+    """The same for half a panel, whose codes have two sums for each token."""
+    met = []
+    weight = (0, 0)
+    word = (
+        r'(FIRST|SECOND)\("(\d+)\(%\[w\]\)", 10\) HALVES\(10, 11\)'
+        r"|ACTS\((\d+), 12\) DOT_ROWS\((\d+), (\d+)\)"
+    )
+    for part, byte, at, low, up in re.findall(word, body):
+        if part:
+            weight = (int(byte), int(part == "SECOND"))
+            continue
+        token, offset = divmod(int(at), 32)
+        assert (int(low), int(up)) == (2 * token, 2 * token + 1)
+        assert offset == weight[0] // 64 * 8 + 4 * weight[1]
+        met.append((0, *weight, token))
+    return met
+
+
+def pair_products(body: str) -> list[Product]:
+    """What DOT_HALVES multiplies: both parts of 8 rows, whose codes have two sums."""
+    met = []
+    acts = {12: -1, 13: -1}
+    word = r'ACTS\((\d+), (\d+)\)|BOTH\("(\d+)\(%\[w\]\)"\) DOT_HALVES\((\d+), (\d+)\)'
+    for at, register, byte, low, up in re.findall(word, body):
+        if at:
+            acts[int(register)] = int(at)
+            continue
+        step, half = divmod(int(byte), 64)
+        assert acts == {12: 8 * step, 13: 8 * step + 4}
+        assert (int(low), int(up)) == (2 + half // 16, 3 + half // 16)
+        met += [(0, int(byte), part, 0) for part in range(2)]
     return met
 
 

@@ -19,7 +19,7 @@ Tiny = ModuleType
 Fill = Callable[[CpuArray, torch.Tensor], CpuArray]
 Read = Callable[[CpuArray], torch.Tensor]
 
-KINDS = ("int4 g32", "int4 g32 +min", "int8 g128", "f16", "lut4 g64")
+KINDS = ("int4 g32", "int4 g32 +min", "int4 g64 +zero", "int8 g128", "f16", "lut4 g64", "iq4 g32")
 CHUNKS = [270, 33, *[1] * 6, 4, 8]
 """A prompt in two chunks that ends behind the first 256 keys, decoding, and drafts to verify."""
 

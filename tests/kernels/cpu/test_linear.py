@@ -1,5 +1,6 @@
 """Matrix products bit for bit against integer arithmetic, on every instruction set."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -31,12 +32,26 @@ def group_int(
     dtype: DType,
 ) -> GroupInt:
     n, k = codes.shape
+    packed = nibbles(codes) if bits == 4 else codes.to(torch.uint8)
+    held = None
+    if mins is not None:
+        is_zeros = mins.dtype is torch.uint8
+        held = host(mins, DType.U8) if is_zeros else host(mins.to(TORCH[dtype]), dtype)
+    scale = host(scales.to(TORCH[dtype]), dtype)
+    return GroupInt(bits, group, host(packed, DType.U8), scale, held, (n, k))
+
+
+def nibbles(codes: torch.Tensor) -> torch.Tensor:
     packed = codes.to(torch.uint8)
-    if bits == 4:
-        packed = packed[:, 0::2] | (packed[:, 1::2] << 4)
-    held = [None if x is None else host(x.to(TORCH[dtype]), dtype) for x in (scales, mins)]
-    assert held[0] is not None
-    return GroupInt(bits, group, host(packed, DType.U8), held[0], held[1], (n, k))
+    return packed[:, 0::2] | (packed[:, 1::2] << 4)
+
+
+def lut(
+    group: int, codes: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, dtype: DType
+) -> Lut16:
+    scale = host(scales.to(TORCH[dtype]), dtype)
+    packed, values = host(nibbles(codes), DType.U8), host(table.float(), DType.F32)
+    return Lut16(group, packed, values, scale, (codes.shape[0], codes.shape[1]))
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -76,13 +91,18 @@ def expected(
     mins: torch.Tensor | None,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """The contract of kernels.h in int64 and fp32, one group after the other."""
+    """The contract of kernels.h in int64 and fp32, one group after the other.
+
+    Minima of u8 are zero points. Codes of 4 bits may be signed numbers instead.
+    """
     n, k = codes.shape
+    if mins is not None and mins.dtype is torch.uint8:
+        mins = -(scales.float() * mins.float())
     size = group or k
     step = 32 if bits == 4 else min(128, size)
     limit = torch.tensor(127.0 if bits == 4 else 32639.0)  # plain numbers divide less exactly
     total = torch.zeros(len(x), n)
-    middle = 0 if mins is not None else 2 ** (bits - 1)
+    middle = 0 if mins is not None or codes.dtype is torch.int8 else 2 ** (bits - 1)
 
     def add(first: int, values: torch.Tensor, scale: torch.Tensor) -> None:
         nonlocal total
@@ -122,27 +142,138 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-CASES = [(4, g) for g in (32, 64, 128, ROW)] + [(8, g) for g in (16, 32, 64, 128, ROW)]
+Wanted = list[tuple[torch.Tensor, torch.Tensor]]
+"""Rows of activations, and their products."""
+
+WIDTHS = (1, 2, 3, 5, 9, 11, 13, 17, 33)
+N, K = 83, 384
+GROUPS = [(4, g) for g in (32, 64, 128, ROW)] + [(8, g) for g in (16, 32, 64, 128, ROW)]
+CASES = [(bits, g, minima) for bits, g in GROUPS for minima in ("none", "typed")]
+CASES += [(bits, g, "zero points") for bits, g in ((4, 32), (4, 128), (4, ROW), (8, 16), (8, 128))]
 
 
-@pytest.mark.parametrize("has_mins", [False, True])
-@pytest.mark.parametrize(("bits", "group"), CASES)
+def rows_of(tokens: int) -> torch.Tensor:
+    x = randn(tokens, K, seed=tokens) * torch.linspace(0.1, 9, K)
+    x[1::2, 70] *= 40  # its group stands out
+    return x
+
+
+@functools.cache
+def integer_case(bits: int, group: int, minima: str, dtype: DType) -> tuple[GroupInt, Wanted]:
+    generator = torch.Generator().manual_seed(bits * 1000 + group)
+    codes = torch.randint(0, 2**bits, (N, K), generator=generator)
+    groups = K // (group or K)
+    scales = (0.01 * randn(N, groups, seed=1)).to(TORCH[dtype])  # negative ones too
+    mins = None
+    if minima == "typed":
+        mins = (0.05 * randn(N, groups, seed=2)).to(TORCH[dtype])
+    if minima == "zero points":
+        mins = torch.randint(0, 2**bits, (N, groups), generator=generator).to(torch.uint8)
+    wanted = [(x, expected(bits, group, codes, scales, mins, x)) for x in map(rows_of, WIDTHS)]
+    return group_int(bits, group, codes, scales, mins, dtype), wanted
+
+
+@pytest.mark.parametrize(("bits", "group", "minima"), CASES)
 @pytest.mark.parametrize("dtype", list(TORCH))
 def test_every_width_has_the_bits_of_integer_arithmetic(
-    cpu: CpuBackend, fill: Fill, read: Read, bits: int, group: int, has_mins: bool, dtype: DType
+    cpu: CpuBackend,
+    fill: Fill,
+    read: Read,
+    bits: int,
+    group: int,
+    minima: str,
+    dtype: DType,
 ) -> None:
-    n, k = 83, 384
-    generator = torch.Generator().manual_seed(bits * 1000 + group)
+    form, wanted = integer_case(bits, group, minima, dtype)
+    weight = cpu.weight(form)
+    for x, want in wanted:
+        assert torch.equal(multiply(cpu, weight, x, N, fill, read), want), len(x)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_zero_points_are_minima_of_fp32(
+    cpu: CpuBackend, fill: Fill, read: Read, bits: int, dtype: DType
+) -> None:
+    n, k, groups = 83, 384, 3
+    generator = torch.Generator().manual_seed(bits)
     codes = torch.randint(0, 2**bits, (n, k), generator=generator)
-    groups = k // (group or k)
-    scales = (0.01 * randn(n, groups, seed=1)).to(TORCH[dtype])  # negative ones too
-    mins = (0.05 * randn(n, groups, seed=2)).to(TORCH[dtype]) if has_mins else None
-    weight = cpu.weight(group_int(bits, group, codes, scales, mins, dtype))
-    for tokens in (1, 2, 3, 5, 9, 11, 13, 17, 33):
+    zeros = torch.randint(0, 256, (n, groups), generator=generator).to(torch.uint8)
+    scales = (0.01 * randn(n, groups, seed=1)).to(TORCH[dtype])
+    mins = -(scales.float() * zeros.float())
+    small = cpu.weight(group_int(bits, 128, codes, scales, zeros, dtype))
+    wide = cpu.weight(group_int(bits, 128, codes, scales.float(), mins, DType.F32))
+    assert small.kind == f"int{bits} g128 +zero"
+    assert small.nbytes == wide.nbytes - 96 * groups * (4 + 4 - 2 - 1)
+    for tokens in (1, 2, 8, 40):
         x = randn(tokens, k, seed=tokens) * torch.linspace(0.1, 9, k)
-        x[1::2, 70] *= 40  # its group stands out
-        got = multiply(cpu, weight, x, n, fill, read)
-        assert torch.equal(got, expected(bits, group, codes, scales, mins, x)), tokens
+        got = [multiply(cpu, weight, x, n, fill, read) for weight in (small, wide)]
+        assert torch.equal(*got), tokens
+
+
+TABLES = {
+    "iq4": ((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), 1.0),
+    "e2m1": ((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), 0.5),
+    "sixteen": ((-16, 16, 5, 3) * 4, 2.0**-20),
+    "seventeen": ((-17, 16, 5, 3) * 4, 2.0**9),
+    "ends": ((-128, 127) * 8, 1.0),
+}
+
+
+@functools.cache
+def table_case(name: str, group: int, dtype: DType) -> tuple[Lut16, Wanted]:
+    levels, unit = torch.tensor(TABLES[name][0], dtype=torch.int8), TABLES[name][1]
+    codes = torch.randint(0, 16, (N, K), generator=torch.Generator().manual_seed(group))
+    scales = (0.01 * randn(N, K // group, seed=1)).to(TORCH[dtype])
+    full = scales.float() * unit
+    wanted = [(x, expected(4, group, levels[codes], full, None, x)) for x in map(rows_of, WIDTHS)]
+    return lut(group, codes, levels * unit, scales, dtype), wanted
+
+
+@pytest.mark.parametrize(("group", "dtype"), zip((32, 64, 128), TORCH, strict=True))
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_integers_have_the_bits_of_integer_arithmetic(
+    cpu: CpuBackend, fill: Fill, read: Read, name: str, dtype: DType, group: int
+) -> None:
+    form, wanted = table_case(name, group, dtype)
+    weight = cpu.weight(form)
+    for x, want in wanted:
+        assert torch.equal(multiply(cpu, weight, x, N, fill, read), want), len(x)
+
+
+@pytest.mark.parametrize("levels", [(-128,) * 16, (127,) * 16, (-128, 127) * 8, (16,) * 16])
+@pytest.mark.parametrize("value", [1.0, -1.0, "alternating"])
+def test_extreme_levels_do_not_saturate(
+    cpu: CpuBackend, fill: Fill, read: Read, levels: tuple[int, ...], value: object
+) -> None:
+    n, k = 16, 256
+    table = torch.tensor(levels, dtype=torch.int8)
+    codes = torch.arange(k).expand(n, k) % 16
+    x = torch.ones(1, k) if value == "alternating" else torch.full((1, k), value)
+    if value == "alternating":
+        x[:, 1::2] = -1
+    scales = torch.full((n, k // 128), -0.5, dtype=torch.float16)
+    weight = cpu.weight(lut(128, codes, table, scales, DType.F16))
+    for tokens in (1, 4, 10, 12, 16):
+        rows = x.expand(tokens, k)
+        got = multiply(cpu, weight, rows, n, fill, read)
+        assert torch.equal(got, expected(4, 128, table[codes], scales, None, rows)), tokens
+
+
+def test_exact_tables_are_multiplied_in_fp32(isas: list[str], fill: Fill, read: Read) -> None:
+    # The same sums, in column order, on every instruction set; nearer than 8-bit activations are.
+    n, k = 35, 256
+    levels = torch.tensor(TABLES["iq4"][0], dtype=torch.int8)
+    codes = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(1))
+    form = lut(32, codes, levels, randn(n, k // 32), DType.F32)
+    x = randn(13, k)
+    values = levels[codes].double() * randn(n, k // 32).double().repeat_interleave(32, 1)
+    results = []
+    for isa in isas:
+        backend = CpuBackend(2, isa=isa, exact=True)
+        results.append(multiply(backend, backend.weight(form), x, n, fill, read))
+        torch.testing.assert_close(results[-1].double(), x.double() @ values.T, rtol=1e-5, atol=1e-2)
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

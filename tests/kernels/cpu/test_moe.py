@@ -85,11 +85,17 @@ def added(
     return read(h)
 
 
+@pytest.fixture
+def exact(isa: str) -> CpuBackend:
+    """A backend that multiplies all tables in fp32."""
+    return CpuBackend(2, isa=isa, huge_pages=False, exact=True)
+
+
 @pytest.mark.parametrize("n_tokens", [1, 3, 50])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("kind", ["f32", "bf16", "lut4", "mxfp4", "int8"])
 def test_the_sum_of_experts_is_that_of_the_reference(
-    cpu: CpuBackend, fill: Fill, read: Read, kind: str, normalize: bool, n_tokens: int
+    exact: CpuBackend, fill: Fill, read: Read, kind: str, normalize: bool, n_tokens: int
 ) -> None:
     plain = TorchBackend("cpu", 1)
     router, experts = mixture(plain, kind)
@@ -98,7 +104,7 @@ def test_the_sum_of_experts_is_that_of_the_reference(
     step.set([0] * n_tokens, [Span(0, 0, n_tokens, 0)], [])
     norm = Norm(randn(WIDTH, seed=2), EPS)
     plain.moe_add(step, want, norm, router, experts, TOP_K, normalize, "silu")
-    got = added(cpu, fill, read, kind, n_tokens, normalize)
+    got = added(exact, fill, read, kind, n_tokens, normalize)
     # 16-bit activations beside int8 weights.
     tolerance = 2e-3 if kind == "int8" else 1e-5
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max()))
@@ -107,21 +113,21 @@ def test_the_sum_of_experts_is_that_of_the_reference(
 @pytest.mark.parametrize(("n_experts", "top_k"), [(8, 8), (16, 4), (128, 1)])
 @pytest.mark.parametrize("n_tokens", [1, 300])
 def test_few_and_many_experts(
-    cpu: CpuBackend, fill: Fill, read: Read, n_tokens: int, n_experts: int, top_k: int
+    exact: CpuBackend, fill: Fill, read: Read, n_tokens: int, n_experts: int, top_k: int
 ) -> None:
     start, gamma = randn(n_tokens, WIDTH, seed=1), host(randn(WIDTH, seed=2))
     plain: Any = TorchBackend("cpu", 1)
-    sides: tuple[Any, ...] = (cpu, plain)
+    sides: tuple[Any, ...] = (exact, plain)
     results = []
     for side in sides:
         router, experts = mixture(side, "mxfp4", n_experts)
         step, h = side.step(n_tokens), start.clone()
-        if side is cpu:
-            h = fill(cpu.empty((n_tokens, WIDTH)), start)
+        if side is exact:
+            h = fill(exact.empty((n_tokens, WIDTH)), start)
         step.set([0] * n_tokens, [Span(0, 0, n_tokens, 0)], [])
         norm = Norm(side.vector(gamma), EPS)
         side.moe_add(step, h, norm, router, experts, top_k, True, "swiglu_clamped", 0.5)
-        results.append(read(h) if side is cpu else h)
+        results.append(read(h) if side is exact else h)
     torch.testing.assert_close(*results, rtol=2e-5, atol=2e-5 * float(results[1].abs().max()))
 
 

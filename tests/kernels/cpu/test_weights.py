@@ -69,9 +69,9 @@ def unpacked(weight: CpuWeight) -> np.ndarray:
 
 
 def columns(address: int, weight: CpuWeight, like: HostArray) -> np.ndarray:
-    """Scales or minima [N, groups] as 16-bit numbers; what they are padded with must be zero."""
+    """Scales, minima or zero points [N, groups]; what they are padded with must be zero."""
     w = weight.native
-    panels = memory(address, np.uint16, w.panels, w.k_padded // w.group, 16)
+    panels = memory(address, number(like), w.panels, w.k_padded // w.group, 16)
     rows_first = panels.transpose(0, 2, 1).reshape(w.panels * 16, -1)
     assert not rows_first[w.n :].any()
     return rows_first[: w.n]
@@ -87,8 +87,12 @@ def assert_packed(form: GroupInt | Lut16, weight: CpuWeight) -> None:
     for name in ("scales", "mins"):
         array = form.arrays.get(name)
         if array is not None:
-            expected = np.frombuffer(array.data, np.uint16).reshape(n, -1)
+            expected = np.frombuffer(array.data, number(array)).reshape(n, -1)
             assert np.array_equal(columns(getattr(weight.native, name), weight, array), expected)
+
+
+def number(array: HostArray) -> type:
+    return np.uint8 if array.dtype is DType.U8 else np.uint16
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -99,6 +103,25 @@ def test_codes_and_scales(
 ) -> None:
     form = group_int(bits, group, shape, mins)
     weight, _arena = packed(form, threads)
+    assert_packed(form, weight)
+
+
+def zero_points(form: GroupInt) -> GroupInt:
+    assert form.mins is not None
+    zeros = RNG.integers(0, 256, form.mins.shape, np.uint8)
+    return replace(form, mins=host(DType.U8, zeros))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 16), (8, 32), (8, ROW)])
+def test_zero_points(bits: int, group: int, shape: tuple[int, int]) -> None:
+    form = zero_points(group_int(bits, group, shape, mins=True))
+    weight, _arena = packed(form)
+    assert weight.kind == form.kind.replace("int4 g16", "int8 g16")
+    w = weight.native
+    assert w.min_type == abi.U8
+    code_bytes = w.k_padded if w.kind == abi.W8 else w.k_padded // 2
+    assert weight.nbytes == w.panels * 16 * (code_bytes + w.k_padded // w.group * 3)
     assert_packed(form, weight)
 
 
@@ -118,6 +141,48 @@ def test_a_table() -> None:
     weight, _arena = packed(lut)
     assert_packed(lut, weight)
     assert ctypes.string_at(weight.native.table, 64) == bytes(table.data)
+
+
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+LEVELS = {
+    "integers": (IQ4, (1.0, IQ4)),
+    "halves": (E2M1, (0.5, tuple(int(2 * entry) for entry in E2M1))),
+    "a large unit": ((-48, 32, 16, 0) * 4, (16.0, (-3, 2, 1, 0) * 4)),
+    "both ends": ((-128, 127) * 8, (1.0, (-128, 127) * 8)),
+    "nothing": ((0.0, -0.0) * 8, (1.0, (0,) * 16)),
+    "128": ((128, 1) * 8, None),
+    "thirds": ((1 / 3, 1) * 8, None),
+    "too fine": ((1, 1 + 2**-8) * 8, None),
+    "far from 1": ((2.0**-65,) * 16, None),
+    "infinite": ((float("inf"), 1) * 8, None),
+    "no number": ((float("nan"), 1) * 8, None),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_levels_of_a_table(name: str) -> None:
+    entries, wanted = LEVELS[name]
+    table = host(DType.F32, np.array(entries, np.float32))
+    assert weights.integer_levels(HostArray(DType.F32, (16,), table.data)) == wanted
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_table_of_integers(exact: bool) -> None:
+    form = group_int(4, 32, (20, 128), mins=False)
+    table = host(DType.F32, np.array(E2M1, np.float32))
+    lut = Lut16(
+        32, form.codes, HostArray(DType.F32, (16,), table.data), form.scales, form.shape
+    )
+    packer = Packer(Arena(huge=False), 2, exact=exact)
+    weight = packer.add(lut)
+    packer.finish()
+    assert weight.kind == "lut4 g32"
+    assert weight.native.kind == (abi.LUT4 if exact else abi.LUT8)
+    if not exact:
+        assert weight.native.unit == 0.5
+        assert list(weight.native.levels) == [int(2 * entry) for entry in E2M1]
+    assert_packed(lut, weight)
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])

@@ -33,7 +33,8 @@ SPEC = DecoderSpec(
     qkv_bias=True,
     qk_norm="head",
 )
-KINDS = ("int4 g32", "int4 g32 +min", "int8 g128", "f16", "lut4 g64")
+KINDS = ("int4 g32", "int4 g32 +min", "int4 g64 +zero", "int8 g128", "f16", "lut4 g64", "iq4 g32")
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 CAPACITY = 640
 MAX_TOKENS = 300
 
@@ -61,14 +62,19 @@ def weight(kind: str, n: int, k: int, seed: int) -> Form:
     bits = 8 if name == "int8" else 4
     shape = (n, k * bits // 8)
     codes = HostArray(DType.U8, shape, memoryview(bytearray(generator.randbytes(n * shape[1]))))
-    if name == "lut4":
-        table = struct.pack("<16f", *((i / 8 - 0.94) ** 3 for i in range(16)))
+    if name in ("lut4", "iq4"):
+        entries = IQ4 if name == "iq4" else tuple((i / 8 - 0.94) ** 3 for i in range(16))
+        table = struct.pack("<16f", *entries)
         values = HostArray(DType.F32, (16,), memoryview(bytearray(table)))
-        scales = floats(generator, (n, k // group), size, 3 * size)
+        largest = max(map(abs, entries))
+        scales = floats(generator, (n, k // group), size / largest, 3 * size / largest)
         return Lut16(group, codes, values, scales, (n, k))
     unit = 3.5 * size / 2**bits
     scales = floats(generator, (n, k // group), 0.5 * unit, 1.5 * unit)
     mins = None
+    if "+zero" in kind:
+        zeros = bytes(generator.randrange(5, 11) for _ in range(n * k // group))
+        mins = HostArray(DType.U8, (n, k // group), memoryview(bytearray(zeros)))
     if "+min" in kind:
         middle = unit * 2 ** (bits - 1)
         mins = floats(generator, (n, k // group), -1.5 * middle, -0.5 * middle)

@@ -1,6 +1,7 @@
 """Storage forms against their formulas in float64, worked out one weight at a time."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,12 +38,14 @@ def make(kind: str) -> Form:
     dtype = {32: torch.float16, 64: torch.bfloat16, 128: torch.float32, 0: torch.float16}[group]
     n_groups = k // (group or k)
     mins = random_scales((n, n_groups), dtype, 5) if with_mins else None
+    if kind.endswith("z"):
+        mins = random_bytes((n, n_groups), 5)
     scales = random_scales((n, n_groups), dtype, 4)
     return GroupInt(bits, group, random_bytes((n, k * bits // 8), 6), scales, mins, (n, k))
 
 
 KINDS = ["dense16", "dense32", "lut", "int4-32", "int4-32-m", "int4-64", "int8-128", "int8-0"]
-KINDS += ["int8-32-m", "int4-128-m"]
+KINDS += ["int8-32-m", "int4-128-m", "int4-32-z", "int4-64-z", "int8-0-z"]
 
 
 def formula(form: Form, row: int, k: int) -> float:
@@ -58,7 +61,8 @@ def formula(form: Form, row: int, k: int) -> float:
         return scale * struct.unpack_from("<f", form.table.data, 4 * code)[0]
     if form.mins is None:
         return scale * (code - 2 ** (bits - 1))
-    return scale * code + float(as_tensor(form.mins)[row, k // group])
+    least = float(as_tensor(form.mins)[row, k // group])
+    return scale * (code - least) if form.mins.dtype is DType.U8 else scale * code + least
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,9 +109,22 @@ def gathered(form: Form, index: list[int]) -> torch.Tensor:
 def test_bits_per_weight_counts_every_byte() -> None:
     assert bits_per_weight(make("int4-32")) == 4 + 16 / 32
     assert bits_per_weight(make("int4-32-m")) == 4 + 2 * 16 / 32
+    assert bits_per_weight(make("int4-32-z")) == 4 + (16 + 8) / 32
     assert bits_per_weight(make("int8-128")) == 8 + 32 / 128
     assert bits_per_weight(make("dense16")) == 16
     assert bits_per_weight(make("lut")) == 4 + 32 / 64 + 16 * 32 / (9 * 384)
+
+
+@pytest.mark.parametrize("kind", ["int4-32-z", "int8-0-z"])
+def test_zero_points_are_minima_of_fp32(kind: str) -> None:
+    form = make(kind)
+    assert isinstance(form, GroupInt)
+    assert form.mins is not None
+    assert form.kind == f"{'int4 g32' if form.bits == 4 else 'int8 row'} +zero"
+    mins = -(as_tensor(form.scales).float() * as_tensor(form.mins).float())
+    wide = replace(form, scales=to_host(as_tensor(form.scales).float()), mins=to_host(mins))
+    assert wide.kind == form.kind.replace("zero", "min")
+    assert torch.equal(gathered(form, [3, 0]), gathered(wide, [3, 0]))
 
 
 def test_a_form_whose_arrays_do_not_fit_is_refused() -> None:

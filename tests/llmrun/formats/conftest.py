@@ -236,3 +236,31 @@ def ct() -> SimpleNamespace:
         folder=_ct_folder,
         weights=_weights,
     )
+
+
+@pytest.fixture(scope="session")
+def llama() -> Callable[[bool], SimpleNamespace]:
+    """Make a tiny random Llama in bf16: ``config`` and ``weights`` (names as in files)."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def make(tied: bool) -> SimpleNamespace:
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=96,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=tied,
+            dtype="bfloat16",
+            architectures=["LlamaForCausalLM"],
+        )
+        weights = LlamaForCausalLM(config).bfloat16().state_dict()
+        if tied:
+            del weights["lm_head.weight"]
+        return SimpleNamespace(config=json.loads(config.to_json_string()), weights=weights)
+
+    return make

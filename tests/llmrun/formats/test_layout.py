@@ -1,12 +1,14 @@
 """The plan: alignment, order, shard sizes, and what it refuses."""
 
 import json
+from typing import Any
 
 import pytest
 
 from llmrun.errors import InternalError, UnavailableError
 from llmrun.formats import limits
-from llmrun.formats.layout import DATA_START, Planned, plan_layout
+from llmrun.formats.layout import DATA_START, plan_layout, published_format
+from llmrun.formats.planned import Planned
 from llmrun.kernels.host import DType
 
 LAYERS = [
@@ -73,25 +75,59 @@ def test_parts_per_shard_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.SAFETENSORS_HEADER.brackets > 3 * limits.SHARD_PARTS
 
 
-@pytest.mark.parametrize("kind", ["lut4 g64", "int4 g32 +min", "int8 row +min", "fp8"])
-def test_what_the_format_cannot_say_names_int4(kind: str) -> None:
-    with pytest.raises(UnavailableError, match="int4") as caught:
-        plan_layout([Planned("a.weight", kind, (8, 64))], DType.BF16, {})
-    assert caught.value.exit_code == 9
+def _planned(name: str, kind: str, **more: Any) -> Planned:
+    return Planned(f"model.layers.0.{name}.weight", kind, (64, 128), **more)
+
+
+NORM = Planned("norm.weight", "bf16", (128,))
+
+
+@pytest.mark.parametrize(
+    ("format", "tensors"),
+    [
+        (None, [NORM]),
+        ("compressed-tensors", [_planned("a", "int4 g32"), NORM, _planned("b", "int8 row")]),
+        ("compressed-tensors", [_planned("a", "int4 g32 +zero"), _planned("b", "int4 g32")]),
+        ("bitsandbytes", [_planned("a", "lut4 g64", table="nf4"), NORM]),
+        ("bitsandbytes", [_planned("a", "lut4 g64", table="fp4", nested=True)]),
+        (
+            "llmrun",
+            [_planned("a", "lut4 g64", table="nf4"), _planned("b", "lut4 g64", table="fp4")],
+        ),
+        ("llmrun", [_planned("a", "lut4 g64", table="nf4"), _planned("b", "int8 g128")]),
+        ("llmrun", [_planned("mlp.experts.3.up_proj", "lut4 g64", table="nf4")]),
+        ("llmrun", [_planned("a", "lut4 g32")]),
+        ("llmrun", [_planned("a", "int4 g32 +min")]),
+        ("llmrun", [_planned("a", "int4 g16")]),
+        ("llmrun", [_planned("a", "int4 g32", columns=True)]),
+        ("llmrun", [_planned("a", "int4 g32", scale=DType.F32)]),
+        ("llmrun", [Planned("a.weight", "int8 row", (8, 66))]),
+    ],
+)
+def test_the_kinds_decide_the_format(format: str | None, tensors: list[Planned]) -> None:
+    writing = published_format(tensors)
+    assert (writing and writing.name) == format
+    assert plan_layout(tensors, DType.BF16, {}).writing is writing
+    if writing is not None:
+        assert ("vLLM" in writing.readers) == (format == "compressed-tensors")
+        assert "llmrun" in writing.readers
 
 
 @pytest.mark.parametrize(
     "planned",
     [
-        Planned("a.weight", "int4 g16", (8, 64)),
-        Planned("a.weight", "int8 row", (8, 66)),
+        Planned("a.weight", "int4 g48", (8, 96)),
+        Planned("a.weight", "lut4 g64 +min", (8, 64)),
+        Planned("a.weight", "lut8 g64", (8, 64)),
+        Planned("a.weight", "fp8", (8, 64)),
         Planned("a.weight", "int4 g32", (2, 8, 64)),
         Planned("a.bias", "int4 g32", (8, 64)),
     ],
 )
-def test_what_other_engines_would_not_load_is_refused(planned: Planned) -> None:
-    with pytest.raises(UnavailableError, match="Keep this tensor"):
-        plan_layout([planned], DType.BF16, {})
+def test_what_no_format_holds_is_refused(planned: Planned) -> None:
+    with pytest.raises(UnavailableError, match="Keep this tensor") as caught:
+        plan_layout([NORM, planned], DType.BF16, {})
+    assert caught.value.exit_code == 9
 
 
 def test_a_name_is_planned_once() -> None:

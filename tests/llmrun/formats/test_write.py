@@ -5,6 +5,7 @@ import shutil
 import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,13 @@ from compressed_tensors.compressors.pack_quantized import PackedQuantizationComp
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file
 
-from llmrun.errors import InternalError, ModelFileError, UnavailableError
-from llmrun.formats.layout import Layout, Planned, plan_layout
+from llmrun.errors import InternalError, ModelFileError
+from llmrun.formats.layout import Layout, plan_layout
 from llmrun.formats.open import open_checkpoint
-from llmrun.formats.write import predict_bytes, write_checkpoint
-from llmrun.kernels.forms import ROW, Dense, Form, GroupInt, Lut16
-from llmrun.kernels.host import DType, HostArray, empty
+from llmrun.formats.planned import Planned
+from llmrun.formats.write import Content, Item, Tensors, write_folder
+from llmrun.kernels.forms import ROW, Dense, Form, GroupInt, parameters
+from llmrun.kernels.host import DType, HostArray
 
 Forms = dict[str, Form]
 
@@ -51,33 +53,6 @@ def _quantize(weight: torch.Tensor, bits: int, group: int) -> tuple[GroupInt, to
     return form, (q * scales.float()).bfloat16().view(n, k)
 
 
-@pytest.fixture(scope="session")
-def llama() -> Callable[[bool], SimpleNamespace]:
-    """Make a tiny random Llama in bf16: ``config`` and ``weights`` (names as in files)."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    def make(tied: bool) -> SimpleNamespace:
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=96,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=tied,
-            dtype="bfloat16",
-            architectures=["LlamaForCausalLM"],
-        )
-        weights = LlamaForCausalLM(config).bfloat16().state_dict()
-        if tied:
-            del weights["lm_head.weight"]
-        return SimpleNamespace(config=json.loads(config.to_json_string()), weights=weights)
-
-    return make
-
-
 def _forms(
     weights: dict[str, torch.Tensor], choose: Callable[[str], tuple[int, int] | None]
 ) -> tuple[Forms, Forms]:
@@ -99,14 +74,23 @@ def _layout(forms: Forms, shard_bytes: int = 4_000_000) -> Layout:
     return plan_layout(planned, DType.BF16, {}, shard_bytes)
 
 
+def _stream(forms: Forms) -> Tensors:
+    """The stream of all forms, none of which has anything to be said about it."""
+    items: list[Item] = [(name, form, {}) for name, form in forms.items()]
+    return lambda start: items[start:]
+
+
+def _content(forms: Forms, config: dict[str, object]) -> Content:
+    return Content(_layout(forms), config, {}, {})
+
+
 def _write(
     out: Path, forms: Forms, config: dict[str, object], shard_bytes: int = 4_000_000
 ) -> None:
     out.mkdir()
     layout = _layout(forms, shard_bytes)
-    report = write_checkpoint(
-        out, iter(forms.items()), layout, config, {"a.txt": b"x"}, {"by": "t"}
-    )
+    content = Content(layout, config, {"a.txt": b"x"}, {"by": "t"})
+    report = write_folder(out, _stream(forms), content)
     on_disk = {path.name: path.stat().st_size for path in out.iterdir()}
     assert report.files == on_disk
     assert report.predicted_bytes == report.nbytes == sum(on_disk.values())
@@ -206,7 +190,8 @@ def test_same_input_same_bytes(small: SimpleNamespace, tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "a" / "llmrun.json").read_text())
     assert manifest["by"] == "t"
     assert set(manifest["files"]) == {p.name for p in (tmp_path / "a").iterdir()} - {"llmrun.json"}
-    assert manifest["tensors"] == {name: form.kind for name, form in small.forms.items()}
+    forms = {name: tensor["form"] for name, tensor in manifest["tensors"].items()}
+    assert forms == {name: form.kind for name, form in small.forms.items()}
 
 
 def test_sidecars_are_copied_and_may_not_replace_our_files(
@@ -216,110 +201,97 @@ def test_sidecars_are_copied_and_may_not_replace_our_files(
     tokenizer.write_text("{}")
     out = tmp_path / "out"
     out.mkdir()
-    layout = _layout(small.forms)
-    sidecars: dict[str, bytes | Path] = {"tokenizer.json": tokenizer}
-    write_checkpoint(out, small.forms.items(), layout, small.config, sidecars, {})
+    content = Content(_layout(small.forms), small.config, {"tokenizer.json": tokenizer}, {})
+    write_folder(out, _stream(small.forms), content)
     assert (out / "tokenizer.json").read_text() == "{}"
-    for name in ("config.json", "model.safetensors", "llmrun.json", "../x", "a/b"):
+    for name in ("config.json", "model.safetensors", "llmrun.json", "job.json", "../x", "a/b"):
         with pytest.raises(InternalError, match="cannot be a file"):
-            write_checkpoint(out, [], layout, small.config, {name: b""}, {})
+            write_folder(out, _stream({}), replace(content, sidecars={name: b""}))
 
 
 def test_the_disk_is_checked_before_the_first_byte(
     small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = _layout(small.forms)
-    need = predict_bytes(layout, small.config, {}, {})
+    content = _content(small.forms, small.config)
+    need = content.predicted_bytes
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9, 9, need - 1))
     with pytest.raises(InternalError, match=f"needs {need:,} bytes, but .* {need - 1:,}"):
-        write_checkpoint(tmp_path, small.forms.items(), layout, small.config, {}, {})
-    assert list(tmp_path.iterdir()) == []
+        write_folder(tmp_path, _stream(small.forms), content)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
 def test_an_exception_in_the_stream_passes_through(small: SimpleNamespace, tmp_path: Path) -> None:
-    def stream() -> Iterator[tuple[str, Form]]:
-        yield from list(small.forms.items())[:5]
+    def stream(start: int) -> Iterator[Item]:
+        yield from list(_stream(small.forms)(0))[:5]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(tmp_path, stream(), _layout(small.forms), small.config, {}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+        write_folder(tmp_path, stream, _content(small.forms, small.config))
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "job.json"}
 
 
 def test_only_one_tensor_is_held(small: SimpleNamespace, tmp_path: Path) -> None:
     alive: list[weakref.ref[Form]] = []
 
-    def stream() -> Iterator[tuple[str, Form]]:
+    def stream(start: int) -> Iterator[Item]:
         for name, form in small.forms.items():
             assert sum(reference() is not None for reference in alive) == 0
             copy = Dense(form.w) if isinstance(form, Dense) else GroupInt(**vars(form))
             alive.append(weakref.ref(copy))
-            yield name, copy
+            yield name, copy, {}
             del copy
 
-    write_checkpoint(tmp_path, stream(), _layout(small.forms), small.config, {}, {})
+    write_folder(tmp_path, stream, _content(small.forms, small.config))
     assert len(alive) == len(small.forms)
 
 
 def test_the_stream_must_be_the_plan(small: SimpleNamespace, tmp_path: Path) -> None:
-    layout = _layout(small.forms)
-    items = list(small.forms.items())
+    items: list[Item] = [(name, form, {}) for name, form in small.forms.items()]
     wrong = {
         "order": [items[1], items[0], *items[2:]],
         "end": items[:-1],
-        "extra": [*items, ("extra.weight", items[0][1])],
-        "form": [(items[0][0], items[1][1]), *items[1:]],
+        "extra": [*items, ("extra.weight", items[0][1], {})],
+        "form": [(items[0][0], items[1][1], {}), *items[1:]],
     }
     for case, stream in wrong.items():
         out = tmp_path / case
         out.mkdir()
         with pytest.raises(InternalError, match="lanned"):
-            write_checkpoint(out, stream, layout, small.config, {}, {})
+            write_folder(out, lambda start, own=stream: own, _content(small.forms, small.config))
         assert not (out / "llmrun.json").exists()
-
-
-def test_lookup_tables_and_minima_cannot_be_published() -> None:
-    scales, codes = empty(DType.F16, (2, 1)), empty(DType.U8, (2, 32))
-    table = empty(DType.F32, (16,))
-    for form in (
-        Lut16(64, codes, table, scales, (2, 64)),
-        GroupInt(4, 64, codes, scales, scales, (2, 64)),
-    ):
-        with pytest.raises(UnavailableError, match="int4"):
-            _layout({"a.weight": form})
 
 
 def test_scales_have_the_models_dtype(small: SimpleNamespace, tmp_path: Path) -> None:
     config = {**small.config, "dtype": "float16"}
     with pytest.raises(InternalError, match="Scales are BF16, but the model is float16"):
-        write_checkpoint(tmp_path, small.forms.items(), _layout(small.forms), config, {}, {})
+        write_folder(tmp_path, _stream(small.forms), _content(small.forms, config))
 
 
-def test_nonfinite_values_are_not_published(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_q012_nonfinite_values_are_not_published(small: SimpleNamespace, tmp_path: Path) -> None:
     forms = dict(small.forms)
     bad = torch.ones(64, dtype=torch.bfloat16)
     bad[7] = float("nan")
     forms["model.norm.weight"] = Dense(_host(bad, DType.BF16))
     with pytest.raises(ModelFileError, match=r"'model\.norm\.weight' is not finite at element 7"):
-        write_checkpoint(tmp_path, forms.items(), _layout(forms), small.config, {}, {})
+        write_folder(tmp_path, _stream(forms), _content(forms, small.config))
     assert not (tmp_path / "llmrun.json").exists()
 
 
 def test_a_byte_that_changes_on_disk_is_noticed(small: SimpleNamespace, tmp_path: Path) -> None:
     shard = tmp_path / "model.safetensors"
-    layout = _layout(small.forms)
+    content = _content(small.forms, small.config)
 
-    def stream() -> Iterator[tuple[str, Form]]:
+    def stream(start: int) -> Iterator[Item]:
         for number, item in enumerate(small.forms.items()):
             if number == len(small.forms) - 1:
                 with shard.open("r+b") as file:
-                    file.seek(len(layout.shards[0].header) + 100)
+                    file.seek(len(content.layout.shards[0].header) + 100)
                     file.write(b"\xaa\xaa\xaa")
-            yield item
+            yield (*item, {})
 
     with pytest.raises(InternalError, match="Read back differently"):
-        write_checkpoint(tmp_path, stream(), layout, small.config, {}, {})
+        write_folder(tmp_path, stream, content)
 
 
 def test_a_quantized_source_loses_its_old_config(small: SimpleNamespace, tmp_path: Path) -> None:
@@ -331,9 +303,16 @@ def test_a_quantized_source_loses_its_old_config(small: SimpleNamespace, tmp_pat
 
 
 def test_a_failed_write_is_named(small: SimpleNamespace, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(InternalError, match=r"Writing to .* failed"):
-        write_checkpoint(tmp_path, small.forms.items(), _layout(small.forms), small.config, {}, {})
+        write_folder(tmp_path, _stream(small.forms), _content(small.forms, small.config))
+
+
+def test_a_folder_with_other_things_is_left_alone(small: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InternalError, match="is not empty"):
+        write_folder(tmp_path, _stream(small.forms), _content(small.forms, small.config))
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_progress_ends_at_the_whole(small: SimpleNamespace, tmp_path: Path) -> None:
@@ -342,7 +321,31 @@ def test_progress_ends_at_the_whole(small: SimpleNamespace, tmp_path: Path) -> N
     def progress(name: str, done: int, total: int) -> None:
         seen.append((name, done, total))
 
-    layout = _layout(small.forms)
-    write_checkpoint(tmp_path, small.forms.items(), layout, small.config, {}, {}, progress)
+    write_folder(tmp_path, _stream(small.forms), _content(small.forms, small.config), progress)
     assert [name for name, _, _ in seen] == list(small.forms)
     assert seen[-1][1] == seen[-1][2]
+
+
+def test_what_is_said_of_tensors_and_the_audit_are_kept(
+    small: SimpleNamespace, tmp_path: Path
+) -> None:
+    said = {name: {"relative_mse": number / 7} for number, name in enumerate(small.forms)}
+
+    def audit(pairs: Iterator[tuple[str, Form]]) -> dict[str, object]:
+        kinds = {name: form.kind for name, form in pairs}
+        return {"coverage": {"tensors": len(kinds)}}
+
+    write_folder(
+        tmp_path,
+        lambda start: [(name, form, said[name]) for name, form in small.forms.items()],
+        _content(small.forms, small.config),
+        audit=audit,
+    )
+    manifest = json.loads((tmp_path / "llmrun.json").read_text())
+    assert manifest["coverage"] == {"tensors": len(small.forms)}
+    assert manifest["format"] == "compressed-tensors"
+    for name, form in small.forms.items():
+        tensor = manifest["tensors"][name]
+        assert tensor["relative_mse"] == said[name]["relative_mse"]
+        expected = 16 if isinstance(form, Dense) else 4.5 + 8 * 16 / parameters(form)
+        assert tensor["bits_per_weight"] == pytest.approx(expected, abs=1e-4)

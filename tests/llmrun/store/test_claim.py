@@ -81,14 +81,16 @@ def test_r069_sweep_spares_what_is_live_young_or_can_be_continued(
         lay(staging, "make", os.getppid(), age_s=8 * DAY_S),
         lay(staging, "pull", ended_pid, age_s=6 * DAY_S),
         lay(staging, "pull", NOBODY, age_s=6 * DAY_S),
-        lay(staging, "make", ended_pid, age_s=0.5 * DAY_S, machine="0badcafe"),
+        lay(staging, "make", ended_pid, age_s=6 * DAY_S),
+        lay(staging, "make", NOBODY, age_s=6 * DAY_S),
+        lay(staging, "make", ended_pid, age_s=6 * DAY_S, machine="0badcafe"),
         lay(staging, "pull", ended_pid, age_s=6 * DAY_S, machine="0badcafe"),
     ]
     gone = [
-        lay(staging, "make", ended_pid, age_s=0),
+        lay(staging, "make", ended_pid, age_s=8 * DAY_S),
         lay(staging, "trash", ended_pid, age_s=0),
         lay(staging, "pull", ended_pid, age_s=8 * DAY_S),
-        lay(staging, "make", ended_pid, age_s=1.5 * DAY_S, machine="0badcafe"),
+        lay(staging, "make", ended_pid, age_s=8 * DAY_S, machine="0badcafe"),
         lay(staging, "pull", ended_pid, age_s=8 * DAY_S, machine="0badcafe"),
     ]
     (staging / "odd").mkdir()
