@@ -189,6 +189,13 @@ def _int8(models: Models, size: Size) -> Row:
     return Row("int8", f"8 bits, both made of {path.name}", contenders, jobs, 1024)
 
 
+def _iq4(models: Models, size: Size) -> Row:
+    path = models.requantized(models.starter_file(), "IQ4_NL")
+    contenders = (Contender("as stored", OURS, path), Contender("same file", THEIRS, path))
+    jobs = (_prefill(size.prefill), _decode(size.decode))
+    return Row("iq4", f"a table of integers, {path.name}", contenders, jobs, 1024)
+
+
 def _depth(models: Models, size: Size) -> Row:
     jobs = (_decode(size.decode, depth=4096),)
     return Row("depth", "a long context", _same_file(models), jobs, 4096 + 1024)
@@ -218,6 +225,7 @@ ROWS: dict[str, Callable[[Models, Size], Row]] = {
     "second": _second,
     "int4": _int4,
     "int8": _int8,
+    "iq4": _iq4,
     "depth": _depth,
     "batch": _batch,
     "noise": _noise,

@@ -5,7 +5,7 @@ bf16, which numpy lacks, is moved as integers of its width and widened for arith
 
 from typing import TYPE_CHECKING
 
-from llmrun.kernels.host import DType, HostArray, empty
+from llmrun.kernels.host import DType, HostArray
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,15 +9,19 @@ of the block: the best that they can do. ``quant.search`` applies them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.kernels.host import DType, HostArray
+from llmrun.kernels.host import HostArray
 from llmrun.quant.inputs import Inputs
 from llmrun.quant.weighting import usable
 
 if TYPE_CHECKING:
     import torch
 
-DAMPING = (0.01, 0.1, 1.0)
-"""Added to the diagonal, as shares of its mean: the first with which H is positive definite."""
+DAMPING = (0.1, 1.0)
+"""Added to the diagonal, as shares of its mean: the first with which H is positive definite.
+
+With 4,000 tokens a hundredth fits their chance correlations: SmolLM2-135M, int4, KL divergence .167
+against .165 without compensation; with a tenth, .151 against .177 (another text of that length).
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +109,10 @@ def _inverse(upper: "torch.Tensor") -> "torch.Tensor":
 
     n = upper.shape[0]
     if n <= _SMALL:
-        return torch.linalg.solve_triangular(
+        solved: torch.Tensor = torch.linalg.solve_triangular(
             upper, torch.eye(n, dtype=upper.dtype), upper=True
         )
+        return solved
     half = n // 2
     result = torch.zeros_like(upper)
     first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])

@@ -15,7 +15,7 @@ from llmrun.quant.dequantize import dequantize
 if TYPE_CHECKING:
     from llmrun.quant.arrays import Floats
 
-PANEL = 1 << 22
+PANEL = 1 << 19
 """Weights compared at a time."""
 
 

@@ -58,11 +58,26 @@ def predictions(logits: HostArray, vocab: int) -> Predictions:
     import numpy as np
 
     rows = floats(logits)[:, :vocab]
-    finite = np.isfinite(rows).all(axis=1)
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
     rows = np.where(finite[:, None], rows, np.float32(0))
     shifted = rows - rows.max(axis=1, keepdims=True)
     totals = np.exp(shifted).sum(axis=1, dtype=np.float64)
     return Predictions(shifted - np.log(totals).astype(np.float32)[:, None], finite)
+
+
+def mean_kl(reference: Predictions, child: Predictions) -> float:
+    """Mean KL divergence (nats) of R positions; NaN if one of them is not finite."""
+    if not (reference.finite & child.finite).all():
+        return math.nan
+    return float(_divergences(reference.logp, child.logp).mean())
+
+
+def _divergences(ref: "NDArray[np.float32]", own: "NDArray[np.float32]") -> "Doubles":
+    import numpy as np
+
+    # The sum of small differences, not the difference of large sums; fp32 products suffice.
+    divergences: Doubles = (np.exp(ref) * (ref - own)).sum(axis=1, dtype=np.float64)
+    return divergences
 
 
 @dataclass(frozen=True)
@@ -172,10 +187,8 @@ class Comparison:
         self._nonfinite += int((~both).sum())
         ref, own = reference.logp[both], child.logp[both]
         row, next_ids = np.arange(len(ref)), np.asarray(targets)[both]
-        # The sum of small differences, not the difference of large sums; fp32 products suffice.
-        kl = (np.exp(ref) * (ref - own)).sum(axis=1, dtype=np.float64)
         columns = (
-            kl,
+            _divergences(ref, own),
             np.exp(ref.max(axis=1, initial=-np.inf).astype(np.float64)),
             ref.argmax(axis=1) == own.argmax(axis=1),
             ref[row, next_ids],

@@ -40,7 +40,6 @@ def _scheme(name: str, group: int) -> Scheme:
         summary=f"4-bit integers, symmetric, searched scale per {group} weights",
         family="int4",
         group=group,
-        publishable=True,
         weighted=True,
         quantize=partial(quantize, preferred=group),
         bits_per_weight=partial(bits_per_weight, preferred=group),

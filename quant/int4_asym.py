@@ -14,7 +14,6 @@ from llmrun.quant.scheme import Scheme, group_for
 from llmrun.quant.search import Grid, search
 
 
-
 def quantize(
     host: HostArray, inputs: Inputs | Prepared | None = None, *, preferred: int = 32
 ) -> GroupInt:
@@ -42,7 +41,6 @@ def _scheme(name: str, group: int) -> Scheme:
         family="int4",
         suffix=" +zero",
         group=group,
-        publishable=True,
         weighted=True,
         quantize=partial(quantize, preferred=group),
         bits_per_weight=partial(bits_per_weight, preferred=group),

@@ -82,7 +82,6 @@ SCHEME = Scheme(
     summary="8-bit integers, symmetric, a scale per 128 weights: close to lossless",
     family="int8",
     group=GROUP,
-    publishable=True,
     weighted=True,
     quantize=quantize,
     bits_per_weight=bits_per_weight,

@@ -5,13 +5,16 @@ not divide K. Where 32 divides K the form is still exact: groups of 32, each abs
 double quantization (``-dq``) the scales are those that the quantized ones stand for.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from llmrun.errors import ModelFileError
 from llmrun.kernels.bnb import BLOCK, NESTED_BLOCK, Nested, nest, quantize_4bit
 from llmrun.kernels.forms import Lut16
 from llmrun.kernels.host import DType, HostArray
+from llmrun.quant.arrays import first_overflow
 from llmrun.quant.blocks import blocks_of_groups
 from llmrun.quant.bnb_blocks import NestedScales, nested_scales
 from llmrun.quant.compensation import Prepared
@@ -22,10 +25,6 @@ Kind = Literal["nf4", "fp4"]
 
 GROUP = 64
 _CHECKED_WEIGHTS = 1 << 20
-REASON_UNPUBLISHABLE = (
-    "no checkpoint format that other engines load holds a 4-bit lookup table; "
-    "use int4 to write a model to disk"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,24 @@ def parts(host: HostArray, kind: Kind, *, nested: bool) -> Parts:
     for _ in blocks_of_groups(host, group_for(GROUP, host.shape[1]), _CHECKED_WEIGHTS):
         pass  # refuses weights that are not finite: bitsandbytes would accept them
     codes, absmax, table = quantize_4bit(host, kind)
-    return Parts(codes, table, absmax, nest(absmax) if nested else None)
+    made = Parts(codes, table, absmax, nest(absmax) if nested else None)
+    inner = made.nested
+    if inner is not None and not (
+        math.isfinite(inner.offset) and first_overflow(scales_of(made), 1) is None
+    ):
+        raise ModelFileError(
+            "the weights are too large for scales that are quantized too",
+            f"Use {kind}, whose scales are not.",
+        )
+    return made
+
+
+def scales_of(made: Parts) -> HostArray:
+    """The scale F32 of each block of 64, as it is stored or as nested scales give it."""
+    inner = made.nested
+    if inner is None:
+        return made.absmax
+    return nested_scales(inner.codes, inner.table, inner.absmax, NESTED_BLOCK, inner.offset)
 
 
 def form_of(made: Parts, shape: tuple[int, int]) -> Lut16:
@@ -65,7 +81,7 @@ def form_of(made: Parts, shape: tuple[int, int]) -> Lut16:
     nibbles = as_tensor(made.codes)
     torch.bitwise_or(nibbles >> 4, nibbles << 4, out=codes_view.view(-1))
     scales, scales_view = like_host(DType.F32, (n, k // group))
-    per_block = as_tensor(_absmax(made))
+    per_block = as_tensor(scales_of(made))
     per_group = per_block.repeat_interleave(BLOCK // group)[: scales.size]
     scales_view.copy_(per_group.view(n, -1))
     # A scale of 1 stays harmless in any kernel that divides by it; codes of the table's 0 keep
@@ -77,13 +93,6 @@ def form_of(made: Parts, shape: tuple[int, int]) -> Lut16:
     if made.nested is not None:
         scales = NestedScales(scales.dtype, scales.shape, scales.data, made.nested)
     return Lut16(group, codes, made.table, scales, shape)
-
-
-def _absmax(made: Parts) -> HostArray:
-    inner = made.nested
-    if inner is None:
-        return made.absmax
-    return nested_scales(inner.codes, inner.table, inner.absmax, NESTED_BLOCK, inner.offset)
 
 
 def quantize(
@@ -114,9 +123,7 @@ def scheme(name: str, summary: str, kind: Kind, *, nested: bool = False) -> Sche
         summary=summary,
         family="lut4",
         group=GROUP,
-        publishable=False,
         weighted=False,
-        reason_unpublishable=REASON_UNPUBLISHABLE,
         quantize=partial(quantize, kind=kind, nested=nested),
         bits_per_weight=bits_per_weight,
     )

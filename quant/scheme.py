@@ -51,20 +51,16 @@ class Scheme:
     need, scales and table included. ``family``: first word of the ``kind`` of the forms it makes,
     ``suffix``: what follows the group in it. ``weighted``: ``quantize`` makes use of inputs; other
     schemes give the same bytes with them as without.
-    ``publishable``: it can be written as a checkpoint that other engines load; otherwise
-    ``reason_unpublishable`` says why not.
     """
 
     name: str
     summary: str
     family: str
     group: int
-    publishable: bool
     weighted: bool
     quantize: Quantize = field(repr=False)
     bits_per_weight: BitsPerWeight = field(repr=False)
     suffix: str = ""
-    reason_unpublishable: str = ""
 
     def kind(self, shape: tuple[int, ...]) -> str:
         """``Form.kind`` of what ``quantize`` makes of [N, K]; ValueError if no group divides K."""

@@ -1,4 +1,4 @@
-"""The search of ``quant.search`` in plain torch: its definition, and the way without the library."""
+"""The search of ``quant.search`` in plain torch: its definition, used where there is no library."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from llmrun.kernels.host import HostArray
 from llmrun.quant.blocks import blocks_of_groups, working_blocks
 from llmrun.quant.compensation import NOTHING, Prepared
-from llmrun.quant.search import EFFORTS, FACTORS, Effort, Grid, Searched, expect_width, results
-from llmrun.quant.weighting import Weighing, importance_of, lane_sum
+from llmrun.quant.search import FACTORS, Effort, Grid, Searched, effort, expect_width, results
+from llmrun.quant.weighting import importance_of, lane_sum
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ class _Task:
     grid: Grid
     group: int
     effort: Effort
-    weighing: Weighing
     dtype: "torch.dtype"
     entries: "torch.Tensor | None"
 
@@ -43,10 +42,8 @@ def search(
     expect_width(inputs, host.shape[1], group)
     found = results(host, grid, group)
     writer = _Writer(found, grid, group)
-    effort = EFFORTS[grid]
     entries = None if table is None else as_tensor(table)
-    weighing = effort.weighing(inputs)
-    task = _Task(grid, group, effort, weighing, TORCH_DTYPES[host.dtype], entries)
+    task = _Task(grid, group, effort(grid, inputs), TORCH_DTYPES[host.dtype], entries)
     with working_blocks() as preferred_weights:
         blocks = blocks_of_groups(host, group, block_weights or preferred_weights)
         if inputs.factors:
@@ -118,7 +115,7 @@ def _best_scales(
     # 2^-exponent by its bits: no library's pow has to be exact for it.
     power = ((127 - exponent.clamp_(-126, 126)) << 23).view(torch.float32)
     near = weights * power
-    importance = importance_of(near, task.weighing, columns)
+    importance = importance_of(near, task.effort.weighing, columns)
     least = torch.full_like(magnitude, torch.inf)
     best, zero = torch.ones_like(magnitude), torch.zeros_like(magnitude)
 

@@ -34,10 +34,7 @@ def importance_of(
     """
     import torch
 
-    if weighing is Weighing.ALIKE:
-        importance = torch.ones_like(weights)
-    else:
-        importance = weights * weights
+    importance = torch.ones_like(weights) if weighing is Weighing.ALIKE else weights * weights
     if weighing is Weighing.ROOT:
         mean = lane_sum(importance.clone()).div_(importance.shape[0])
         # By way of fp64: torch's own fp32 square root is not always the nearest number.

@@ -92,7 +92,7 @@ def search(
 ) -> int | None:
     """Fill ``codes``, ``scales`` and ``zeros`` from ``weights`` [N, K] by the search on a grid.
 
-    ``ends`` of the grid that the extreme weight is tried on, 1 or 2; ``refits``: least-squares steps.
+    ``ends`` of the grid that the extreme weight is tried on, 1 or 2; ``refits`` by least squares.
     ``importance``: F32 [K]. ``table``: F32 [16], ascending. ``factors``: F32 [B, B] for each block
     of columns in which errors are compensated. ``threads``: None for as many as are best here.
     Returns the flat index of the first weight that is not finite, None if all are.

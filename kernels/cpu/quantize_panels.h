@@ -155,7 +155,12 @@ IntegerCodes integers(float low, float high, float zero) {
 TableCodes table_of(const float *entries) {
   TableCodes grid;
   grid.entries = entries;
-  for (int i = 0; i < 15; i++) grid.middles[i] = 0.5f * (entries[i] + entries[i + 1]);
+  grid.middles.at[0] = 0;
+  for (int i = 1, step = 16; i < LANES; i++) {
+    if ((i & (i - 1)) == 0) step /= 2;  // a level of the tree begins
+    const int entry = step * (2 * (i & (8 / step - 1)) + 1) - 1;
+    grid.middles.at[i] = 0.5f * (entries[entry] + entries[entry + 1]);
+  }
   return grid;
 }
 

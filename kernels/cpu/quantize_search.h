@@ -5,6 +5,9 @@
 // Numbers of a group lie as [column][row]: rows fill the vectors, and no sum goes across one.
 #pragma once
 #include <stdint.h>
+#if LLMR_VECTOR_BYTES > 16
+#include <immintrin.h>
+#endif
 
 #include "quantize_rows.h"
 
@@ -43,6 +46,11 @@ struct Found {
 };
 
 inline Vec load(const float *from) { return *reinterpret_cast<const Vec *>(from); }
+inline Vec load_any(const float *from) {
+  Vec value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
 inline Vec all(float value) { return value - Vec{}; }
 inline Vec round_even(Vec x) { return (x + ROUNDS) - ROUNDS; }
 
@@ -89,13 +97,38 @@ struct Integers {
 // from the very middle.
 struct Table {
   const float *entries;
-  float middles[15];
+  Lanes middles;  // in the order of a search tree: the children of i are at 2i and 2i + 1; [0] is not used
+#if LLMR_VECTOR_BYTES == 16
   Vec nearest(Vec x, int) const {
+    static const int IN_ORDER[15] = {8, 4, 9, 2, 10, 5, 11, 1, 12, 6, 13, 3, 14, 7, 15};
     Vec value = all(entries[0]);
 #pragma GCC unroll 15
-    for (int i = 0; i < 15; i++) value = x > all(middles[i]) ? all(entries[i + 1]) : value;
+    for (int i = 0; i < 15; i++) value = x > all(middles.at[IN_ORDER[i]]) ? all(entries[i + 1]) : value;
     return value;
   }
+#else
+  Vec nearest(Vec x, int) const {
+    Ints at = x > all(middles.at[1]) ? Ints{} + 3 : Ints{} + 2;
+#pragma GCC unroll 3
+    for (int level = 0; level < 3; level++) {
+      const Vec middle = level < 2 ? pick(load(middles.at), at) : pick(load(middles.at + LANES - WIDTH), at);
+      at = x > middle ? at + at + 1 : at + at;
+    }
+    const Vec low = pick(load_any(entries), at);
+    if (WIDTH == LANES) return low;
+    return (at & 8) != 0 ? pick(load_any(entries + LANES - WIDTH), at) : low;
+  }
+
+ private:
+  // from[at % WIDTH]
+  static Vec pick(Vec from, Ints at) {
+#if LLMR_VECTOR_BYTES == 64
+    return (Vec)_mm512_permutexvar_ps((__m512i)at, (__m512)from);
+#else
+    return (Vec)_mm256_permutevar8x32_ps((__m256)from, (__m256i)at);
+#endif
+  }
+#endif
 };
 
 // 8 lanes by column mod 8, then ((0+4)+(2+6)) + ((1+5)+(3+7)).

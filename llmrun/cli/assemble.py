@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli import memory
 from llmrun.cli.apart import Stopped, apart, beside, check
-from llmrun.cli.choice import Choice, CopyOptions, change, choose_scheme, plan_weights, weights_to_plan
+from llmrun.cli.choice import (
+    Choice,
+    CopyOptions,
+    change,
+    choose_scheme,
+    plan_weights,
+    weights_to_plan,
+)
 from llmrun.cli.conversation import Conversation, open_conversation
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings

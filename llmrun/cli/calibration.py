@@ -6,6 +6,7 @@ the inputs are that they meet.
 """
 
 import hashlib
+import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ AUTOMATIC_SECONDS = 240
 """A text is read unasked if that takes less: two minutes each for the model as it was and as it is
 quantized."""
 
+SEED = 0
+"""Of the ids drawn at random."""
+
 BUNDLED_VERSION = "v1"
 """Of the text that comes with llmrun: counts up when it changes."""
 
@@ -41,7 +45,7 @@ CHARACTERS_PER_TOKEN = 12
 TYPICAL_CHARACTERS = 3 * SEQUENCE_TOKENS
 """A text that is shorter fills no sequence, so it is not cut into more."""
 
-WORDS = ("auto", "none", "bundled", "self")
+WORDS = ("auto", "none", "bundled", "self", "random")
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,15 @@ def choose_calibration(
 ) -> Decision:
     """Turn ``--calibrate`` into a decision.
 
-    ``auto``: the bundled text if that is quick, else none; ``bundled`` and ``self`` (text the
-    model makes up) by those names; anything else is a file. UsageError for a file that cannot be
+    ``auto``: the bundled text if that is quick, else none; ``bundled``, ``self`` (text the model
+    makes up) and ``random`` (no text at all) by those names; anything else is a file. UsageError for a file that cannot be
     read or holds too little; DoesNotFitError if the model is too large to be run whole for
     ``self``.
     """
     if wanted == "none":
         return Decision(None, "no calibration text: all inputs of a layer count the same")
+    if wanted == "random":
+        return _decided(drawn(source.binding.spec.vocab, n_tokens))
     if wanted == "self":
         from llmrun.cli.calibration_sampling import sampled
 
@@ -133,6 +139,17 @@ def bundled(conversation: Conversation, n_tokens: int) -> Calibration:
     ]
     kept = _cut(sequences, n_tokens)
     return Calibration(kept, _described(f"bundled text {BUNDLED_VERSION}", kept))
+
+
+def drawn(vocab: int, n_tokens: int) -> Calibration:
+    """Ids drawn at random, each as likely as any other: which inputs are large is mostly a matter
+    of the weights before them, so that even these tell it."""
+    rng = random.Random(SEED)
+    sequences = tuple(
+        tuple(rng.randrange(vocab) for _ in range(SEQUENCE_TOKENS))
+        for _ in range(n_tokens // SEQUENCE_TOKENS)
+    )
+    return Calibration(sequences, _described("ids drawn at random, without any text", sequences))
 
 
 def from_file(path: Path, tokenizer: "Tokenizer", n_tokens: int) -> Calibration:

@@ -49,17 +49,22 @@ class LayerCalibrator:
         self._stream = LayerStream(spec, backend, calibration.sequences, between=between)
         self._stream.embed(source.outer())
 
-    def inputs_of(self, number: int) -> Mapping[str, Inputs]:
+    def inputs_of(
+        self, number: int, replaced: Mapping[str, Form] | None = None
+    ) -> Mapping[str, Inputs]:
         """What the quantized linears of a layer see, by the canonical names of their weights.
 
+        ``replaced``: parameters of the layer that are quantized already, whose effect on the
+        others is wanted; the layer may be asked several times (with ``propagate``).
         ModelFileError that names a linear if an input is not finite.
         """
         widths = self._widths[number]
         moments = LayerMoments(self._summed(widths))
         stream = self._stream.fork() if self._propagate else self._stream
-        stream.run_layer(number, self._source.layer(number), moments.observe)
+        tensors = self._source.layer(number) | dict(replaced or {})
+        stream.run_layer(number, tensors, moments.observe)
         found, unknown = moments.inputs(widths)
-        self.unknown += [name for name in unknown if name in widths]
+        self.unknown += [name for name in unknown if name in widths and name not in self.unknown]
         return {name: inputs for name, inputs in found.items() if name in widths}
 
     def advance(self, number: int, tensors: Mapping[str, Form]) -> None:

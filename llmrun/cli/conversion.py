@@ -17,24 +17,23 @@ from llmrun.cli.calibrator import LayerCalibrator
 from llmrun.cli.choice import Choice, change, plan_weights, weights_to_plan
 from llmrun.cli.source import Source, is_dense
 from llmrun.errors import UnavailableError
-from llmrun.formats.job import Details
 from llmrun.formats.layout import plan_layout
 from llmrun.formats.planned import Planned as PlannedTensor
+from llmrun.formats.provenance import CARD_NAME, Provenance, license_of, model_card
 from llmrun.formats.write import Content, Item, Progress, WrittenReport, write_folder
 from llmrun.kernels.forms import Form
 from llmrun.kernels.host import DType
 from llmrun.kernels.ops import Backend
 from llmrun.model.streaming import nothing
-from llmrun.quant.bnb_blocks import TABLES
-from llmrun.quant.audit import Coverage, CoverageBuilder
 from llmrun.quant import compensation
+from llmrun.quant.audit import Coverage, CoverageBuilder
+from llmrun.quant.bnb_blocks import TABLES
 from llmrun.quant.compensation import Prepared
 from llmrun.quant.deviation import relative_mse
 from llmrun.quant.inputs import Inputs
 from llmrun.quant.mixing import Unit
 from llmrun.quant.recipe import Planned
 from llmrun.quant.requantize import OPENED_KIND, opened, rounded
-from llmrun.quant.scheme import Scheme
 from llmrun.store.model import LocalModel
 from llmrun.text.tokenizer_files import tokenizer_files
 
@@ -49,6 +48,7 @@ COPIED = (
     "chat_template.json",
 )
 """Files beside the weights that a converted model keeps, where the source has them."""
+
 
 def unsaid(note: str) -> None:
     """Say nothing."""
@@ -112,9 +112,7 @@ class Conversion:
         report = write_folder(out, tensors, self.content, progress, audit)
         return report, audited[0]
 
-    def audited(
-        self, tensors: Iterator[tuple[str, Form]], *, allow_partial: bool
-    ) -> Coverage:
+    def audited(self, tensors: Iterator[tuple[str, Form]], *, allow_partial: bool) -> Coverage:
         """Bits and bytes of the tensors as they were written, held against what was planned."""
         coverage = CoverageBuilder(self.choice.scheme)
         weights = self.source.published_weights()
@@ -252,10 +250,10 @@ def prepare(
     ]
     dtype_key = "dtype" if "dtype" in source.binding.config else "torch_dtype"
     config = {**source.binding.config, dtype_key: CONFIG_DTYPES[dtype]}
-    layout = plan_layout(tensors, DType[dtype.upper()], {"format": "pt", "llmrun": __version__})
-    content = Content(
-        layout, config, sidecars(local.path, source), _provenance(source, choice, local, recipe)
-    )
+    provenance = _provenance(source, choice, local, recipe)
+    layout = plan_layout(tensors, DType[dtype.upper()], provenance.metadata)
+    beside = {**sidecars(local.path, source), CARD_NAME: model_card(provenance, layout)}
+    content = Content(layout, config, beside, provenance.document)
     return Conversion(source, choice, order, planned, content, recipe.calibration, make_backend)
 
 
@@ -289,31 +287,24 @@ def _planned_tensor(
     )
 
 
-def _provenance(
-    source: Source, choice: Choice, local: LocalModel, recipe: Recipe
-) -> dict[str, object]:
-    calibration = recipe.calibration
-    return {
-        "llmrun": __version__,
-        "source": {
-            "model": local.origin,
-            "revision": local.revision,
-            "files": {
-                record.path: {"bytes": record.size, "sha256": record.sha256}
-                for record in sorted(local.files, key=lambda record: record.path)
-            },
+def _provenance(source: Source, choice: Choice, local: LocalModel, recipe: Recipe) -> Provenance:
+    text = recipe.calibration
+    named = local.path.name if local.source in ("folder", "gguf") else local.origin
+    return Provenance(
+        tool=__version__,
+        model=named,
+        revision=local.revision,
+        files={
+            record.path: {"bytes": record.size, "sha256": record.sha256} for record in local.files
         },
-        "scheme": choice.name,
-        "requantized_from": source.checkpoint.quantization if choice.requantized else None,
-        "calibration": None
-        if calibration is None
-        else {
-            "text": calibration.description,
-            "tokens": calibration.tokens,
-            "sha256": calibration.sha256,
-        },
-        "widened": [str(unit) for unit in sorted(recipe.widened)],
-    }
+        scheme=choice.name,
+        recipe={"widened": [str(unit) for unit in sorted(recipe.widened)]},
+        calibration=None
+        if text is None
+        else {"text": text.description, "tokens": text.tokens, "sha256": text.sha256},
+        requantized_from=source.checkpoint.quantization if choice.requantized else None,
+        license=license_of(local.path) if local.path.is_dir() else None,
+    )
 
 
 def coverage_facts(coverage: Coverage) -> dict[str, object]:

@@ -6,7 +6,7 @@ from html import escape
 import llmrun
 from llmrun.cli import eval_svg
 from llmrun.cli.eval_record import WORST, EvalRecord
-from llmrun.cli.eval_table import MEANING, decibels, number, plus_minus
+from llmrun.cli.eval_table import MEANING, decibels, decimals, number, plus_minus, ratio
 from llmrun.cli.units import size
 from llmrun.quant.fidelity import Verdict
 
@@ -130,8 +130,8 @@ def _summary(records: Sequence[EvalRecord]) -> str:
                 number(found.kl.p99),
                 _percent(found.top1.value),
                 _percent(found.rms_delta_p, 2),
-                _fixed(found.ppl, 3),
-                _fixed(found.ppl_ratio, 4),
+                decimals(found.ppl),
+                ratio(found.ppl_ratio),
                 f'<span class="pill {word or "none"}">{word or "none"}</span>',
             ]
         )
@@ -190,7 +190,7 @@ def _details(record: EvalRecord, *, open_: bool) -> str:
         ["bits per weight, linear layers", f"{record.weighed.bits_per_linear_weight:.3f}"],
         ["KL over the noise floor", _fixed(record.kl_over_floor, 1)],
         ["same top token, where p > 0.9", _percent(found.top1_confident.value)],
-        ["perplexity of the reference", _fixed(found.ppl_reference, 3)],
+        ["perplexity of the reference", decimals(found.ppl_reference)],
         ["correlation of log-probabilities", _percent(found.correlation, 2)],
         ["signal to noise at the end", decibels(record.measured.sqnr_db[-1])],
         ["positions not finite", f"{record.nonfinite:,}"],

@@ -169,13 +169,13 @@ def kl_by_bits(records: Sequence[EvalRecord], width: int) -> str:
 
 def _bit_axis(left: int, right: int, room: int, column: Callable[[float], int]) -> list[str]:
     step = max(1, (right - left) // 8)
-    axis, ticks = ["─"] * room, [" "] * (room + 4)
+    axis, ticks = ["─"] * room, [" "] * room
     for bit in range(left, right + 1, step):
         axis[column(bit)] = "┴"
         _put(ticks, max(0, column(bit) - len(str(bit)) // 2), str(bit))
     return [
         " " * (_AXIS - 1) + "└" + "".join(axis),
-        " " * _AXIS + "".join(ticks).rstrip() + " bits",
+        " " * _AXIS + "".join(ticks).rstrip(),
     ]
 
 
@@ -203,7 +203,7 @@ def _put(cells: list[str], start: int, text: str) -> None:
 def _bar(share: float, room: int) -> str:
     eighths = round(8 * room * min(max(share, 0.0), 1.0))
     full, part = divmod(eighths, 8)
-    return "█" * full + ("", *"▏▎▍▌▋▊▉")[part]
+    return "█" * full + " ▏▎▍▌▋▊▉"[part : part + 1].strip()
 
 
 def _merged(values: Sequence[float], most: int) -> list[float]:

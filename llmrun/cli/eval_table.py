@@ -79,7 +79,9 @@ def _titles(record: EvalRecord) -> list[str]:
     weighed = record.weighed
     files = "" if weighed.file_bytes is None else f" · {size(weighed.file_bytes)} of files"
     return [
-        *_against(record),
+        *_fitted(
+            f"{record.subject.model} · {record.subject.scheme}", f"against {_reference(record)}"
+        ),
         f"{weighed.bits_per_weight:.2f} bits per weight (linear layers "
         f"{weighed.bits_per_linear_weight:.2f}) · {size(weighed.resident_bytes)} in memory{files}",
         _text_line(record),
@@ -89,21 +91,16 @@ def _titles(record: EvalRecord) -> list[str]:
 def _shared_titles(record: EvalRecord) -> list[str]:
     subject = record.subject
     return [
-        f"{subject.model} against {_reference(record)}",
+        *_fitted(subject.model, f"against {_reference(record)}"),
         _text_line(record),
         f"noise floor: KL {number(record.floor.kl.mean)} · took {record.setup.seconds:.1f} s · "
         f"peak memory {_memory(record)}",
     ]
 
 
-def _against(record: EvalRecord) -> list[str]:
-    line = f"{record.subject.model} · {record.subject.scheme} against {_reference(record)}"
-    if len(line) <= 80:
-        return [line]
-    return [
-        f"{record.subject.model} · {record.subject.scheme}",
-        f"against {_reference(record)}",
-    ]
+def _fitted(what: str, against: str) -> list[str]:
+    """On one line if there is room."""
+    return [f"{what} {against}"] if len(what) + len(against) < 80 else [what, against]
 
 
 def _reference(record: EvalRecord) -> str:
@@ -174,13 +171,13 @@ def _probability_rows(found: Fidelity) -> list[Row]:
 
 
 def _perplexity_rows(found: Fidelity) -> list[Row]:
-    ratio, se = found.ppl_ratio, found.log_ppl_ratio_se
-    of_ratio = "-" if ratio is None else f"{ratio:.4f}"
-    if ratio is not None and se is not None:
-        of_ratio += f" ± {ratio * se:.4f}"
+    times, se = found.ppl_ratio, found.log_ppl_ratio_se
+    shown = ratio(times)
+    if times is not None and times < 1000 and se is not None:
+        shown += f" ± {times * se:.4f}"
     return [
-        ("perplexity", _decimals(found.ppl), f"reference {_decimals(found.ppl_reference)}"),
-        ("  ratio", of_ratio, f"log-probabilities correlate to {_percent(found.correlation)}"),
+        ("perplexity", decimals(found.ppl), f"reference {decimals(found.ppl_reference)}"),
+        ("  ratio", shown, f"log-probabilities correlate to {_percent(found.correlation)}"),
     ]
 
 
@@ -207,7 +204,7 @@ def _rung(record: EvalRecord) -> tuple[str, ...]:
         plus_minus(found.kl.mean, found.kl.se),
         number(found.kl.p99),
         "-" if found.top1.value is None else f"{100 * found.top1.value:.1f} %",
-        "-" if found.ppl_ratio is None else f"{found.ppl_ratio:.4f}",
+        ratio(found.ppl_ratio),
         str(record.verdict or "-"),
     )
 
@@ -220,6 +217,20 @@ def number(value: float | None) -> str:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 7)}f}"
+
+
+def decimals(value: float | None) -> str:
+    """A perplexity."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value < 1e6 else "over 1,000,000"
+
+
+def ratio(value: float | None) -> str:
+    """Four decimals; of what is beyond all comparison, that it is."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if value < 1000 else "over 1,000"
 
 
 def plus_minus(value: float | None, se: float | None) -> str:
@@ -256,10 +267,6 @@ def _signed(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
-
-
-def _decimals(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _memory(record: EvalRecord) -> str:

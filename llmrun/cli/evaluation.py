@@ -18,7 +18,7 @@ from llmrun.cli.eval_models import (
     MakeOptions,
     Opened,
     check_comparable,
-    check_same_ids,
+    check_same_vocabulary,
     make_child,
     open_model,
     reference_side,
@@ -35,9 +35,6 @@ from llmrun.measure.environment import environment, peak_host_bytes
 from llmrun.quant.audit import Coverage
 from llmrun.store.model import LocalModel
 from llmrun.store.progress import Progress
-
-COMPARED_CHARACTERS = 20_000
-"""Of the text, to see whether two tokenizers are the same."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +87,13 @@ def prepare(options: EvalOptions, settings: Settings, progress: Progress) -> Pre
     if options.against is not None:
         reference = open_model(options.against, settings, progress)
         check_comparable(reference, opened)
-        check_same_ids(reference, opened, text.text[:COMPARED_CHARACTERS])
     schemes = _schemes(options, opened)
     _check_context(options.extent.context, reference)
     vocab = min(reference.spec.vocab, opened.spec.vocab)
     windows = cut(text, options.extent, reference.tokenizer(), vocab)
+    if options.against is not None:
+        used = {token_id for ids in windows.windows.sequences for token_id in ids}
+        check_same_vocabulary(reference, opened, used)
 
     def made(stopped: Stopped) -> tuple[Child, ...]:
         return tuple(

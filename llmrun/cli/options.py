@@ -100,7 +100,7 @@ Calibrate = Annotated[
     typer.Option(
         "--calibrate",
         metavar="TEXT",
-        help="What quantizing weighs errors by: auto, none, bundled, self or a text file.",
+        help="What quantizing weighs errors by: auto, none, bundled, self, random or a file.",
     ),
 ]
 TargetBpw = Annotated[

@@ -23,6 +23,7 @@ from llmrun.errors import UsageError
 from llmrun.kernels import dispatch
 from llmrun.kernels.ops import Backend, never
 from llmrun.quant.audit import Coverage
+from llmrun.quant.mixing import WIDE_SCHEME
 from llmrun.store.derived import key_for
 from llmrun.store.export import export
 from llmrun.store.model import LocalModel
@@ -120,6 +121,8 @@ def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
 def _calibration(asked: Order) -> tuple[Calibration | None, tuple[str, ...]]:
     scheme, wanted = asked.choice.scheme, asked.options.calibrate
     assert scheme is not None
+    if wanted == "auto" and scheme.family == WIDE_SCHEME and asked.options.target_bpw is None:
+        return None, ()  # so close to the model that a text would be read for nothing
     if not scheme.weighted:
         if wanted in ("auto", "none"):
             return None, ()
@@ -165,10 +168,28 @@ def quantize(
     if out is None:
         path = Store(settings.store_root).ensure(key_for(asked.local, asked.recipe), write)
     else:
-        path = export(out, write, conversion.content.plan)
+        # A user's folder that nobody hashed is told apart by times, which the plan leaves out.
+        job = f"{key_for(asked.local, asked.recipe).folder} {conversion.content.plan}"
+        path = export(out, write, job)
     coverage, notes = made[0] if made else (stored_coverage(path, conversion), [])
     size = sum(file.stat().st_size for file in path.iterdir())
     return QuantizeResult(path, coverage, size, tuple(notes))
+
+
+def convert(
+    name: str,
+    scheme: str,
+    out: Path,
+    settings: Settings,
+    progress: Progress,
+    options: CopyOptions = CopyOptions(),  # noqa: B008 - frozen
+    *,
+    requantize: bool = False,
+) -> QuantizeResult:
+    """All of it at once, for who has nothing to say in between: a new folder ``out``."""
+    asked = order(name, scheme, settings, progress, options, requantize=requantize)
+    conversion, _ = plan(asked, lambda name, done, total: None)
+    return quantize(asked, conversion, out, settings)
 
 
 def stored_coverage(path: Path, conversion: Conversion) -> Coverage:

@@ -16,7 +16,7 @@ from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import DENSE_KINDS
 from llmrun.quant.roles import Role
 
-_FORM = re.compile(r"(int|lut)(?P<bits>\d) (g(?P<group>\d+)|row)(?P<mins> \+min)?")
+_FORM = re.compile(r"(int|lut)(?P<bits>\d) (g(?P<group>\d+)|row)(?P<mins> \+(min|zero))?")
 """Kinds of storage forms that take part of a byte per weight."""
 
 Weight = tuple[Role, tuple[int, ...], str]
@@ -151,7 +151,7 @@ def _kept_bytes(info: TensorInfo, exact: bool) -> int:
         return info.nbytes
     # Scales may be wider than in the file: this is the most they can take.
     group = int(form["group"] or info.shape[-1])
-    per_group = 32 * (2 if form["mins"] else 1)
+    per_group = 32 + {None: 0, " +min": 32, " +zero": 8}[form["mins"]]
     return count * int(form["bits"]) // 8 + count // group * per_group // 8
 
 

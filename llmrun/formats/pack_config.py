@@ -52,7 +52,11 @@ def write_pack_config(packed: Mapping[str, Packing], others: Iterable[str]) -> d
     Raises InternalError if a module would not be read back as it was packed.
     """
     kept = list(others)
-    packings = sorted(set(packed.values()), key=lambda p: (p.bits, p.group, p.symmetric))
+    experts = {packing for module, packing in packed.items() if ".experts." in module}
+    # transformers takes the first group in which it finds the word "experts" for all of them.
+    packings = sorted(
+        set(packed.values()), key=lambda p: (p not in experts, p.bits, p.group, p.symmetric)
+    )
     listed = (
         [_plain_targets(packed)]
         if len(packings) == 1

@@ -18,6 +18,8 @@ def packing_of(tensor: Planned) -> Packing | None:
         return None
     whole_words = len(tensor.shape) == 2 and tensor.shape[1] * kind.bits % 32 == 0
     fits = tensor.is_matrix and whole_words and kind.group in (ROW, *GROUPS)
+    if tensor.is_expert and kind.shift:
+        return None  # neither vLLM nor transformers reads zero points of experts
     return Packing(kind.bits, kind.group, not kind.shift) if fits else None
 
 

@@ -1,7 +1,8 @@
-"""What vLLM's kernels and loader want of a quantized checkpoint, checked on the plan alone.
+"""What other engines want of a quantized checkpoint, checked on the plan alone.
 
-By its sources (compressed-tensors' loader, Marlin): what it fuses (q, k, v; gate, up; all experts
-of a layer) has one scheme; integers are packed, symmetric but for 4-bit linears; widths divide.
+vLLM, by its sources (compressed-tensors' loader, Marlin): what it fuses (q, k, v; gate, up; all
+experts of a layer) has one scheme; integers are packed, symmetric but for 4-bit linears; widths
+divide. transformers (5.24): one scheme for the experts of all layers.
 """
 
 import re
@@ -26,11 +27,12 @@ _OUTER = re.compile(r"(?:.*\.)?(embed_tokens|wte|word_embeddings|lm_head)\.weigh
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a tensor breaks. ``problem``: what vLLM wants, without the tensor's name."""
+    """A rule that a tensor breaks. ``problem``: what is wanted, without the tensor's name."""
 
     tensor: str
     rule: str
     problem: str
+    program: str = "vLLM"
 
 
 def violations(planned: Sequence[Planned]) -> tuple[Violation, ...]:
@@ -48,16 +50,26 @@ def violations(planned: Sequence[Planned]) -> tuple[Violation, ...]:
         if tensor.is_matrix and tensor is not unit[0] and _scheme(tensor) != _scheme(unit[0]):
             apart = f"{tensor.kind} beside {unit[0].kind}: it fuses both, so they need one scheme"
             found.append(_violation(tensor, "one scheme", apart))
-    return tuple(found)
+    return (*found, *_of_all_experts(planned))
+
+
+def _of_all_experts(planned: Sequence[Planned]) -> list[Violation]:
+    experts = [tensor for tensor in planned if tensor.is_expert and not tensor.is_plain]
+    problem = "it reads the experts of all layers by one scheme"
+    return [
+        Violation(tensor.name, "experts", problem, "transformers")
+        for tensor in experts
+        if tensor.kind != experts[0].kind
+    ]
 
 
 def dense_instead(planned: Sequence[Planned]) -> frozenset[str]:
-    """Names of quantized tensors that have to stay dense for the plan to break no rule.
+    """Names of quantized tensors that have to stay dense for the plan to break no rule of vLLM's.
 
     Whatever is fused with such a tensor is among them, since one scheme must serve both.
     """
     units = _units(planned)
-    bad = {violation.tensor for violation in violations(planned)}
+    bad = {found.tensor for found in violations(planned) if found.program == "vLLM"}
     named = (tensor for unit in units.values() if bad & {t.name for t in unit} for tensor in unit)
     return frozenset(tensor.name for tensor in named if not tensor.is_plain)
 
@@ -77,18 +89,19 @@ def check(planned: Sequence[Planned], mode: Mode) -> tuple[str, ...]:
     if mode == "on" and broken:
         count = len(dense_instead(planned))
         raise UnavailableError(
-            f"vLLM would not load the result: {'; '.join(broken)}",
+            f"other engines would not load the result: {'; '.join(broken)}",
             f"Choose another scheme, keep {count} tensors at 16 bit, or write it all the same with "
             "--portable auto.",
         )
-    return tuple(f"vLLM may refuse the result: {sentence}" for sentence in broken)
+    return tuple(f"other engines may refuse the result: {sentence}" for sentence in broken)
 
 
 def _sentences(found: Iterable[Violation]) -> list[str]:
-    """One sentence per rule: the problem, the first tensor, and how many more."""
+    """One sentence per rule: the program, the problem, the first tensor, and how many more."""
     by_problem: dict[str, list[str]] = {}
     for violation in found:
-        by_problem.setdefault(violation.problem, []).append(violation.tensor)
+        problem = f"{violation.program}: {violation.problem}"
+        by_problem.setdefault(problem, []).append(violation.tensor)
     return [
         f"{problem} ({names[0]}{f' and {len(names) - 1} more' if names[1:] else ''})"
         for problem, names in by_problem.items()

@@ -23,19 +23,19 @@ class Provenance:
     """What made a checkpoint.
 
     ``tool``: llmrun's version. ``model``, ``revision``: the source as its publisher names it;
-    ``files``: sha256 of its files by name, None where nobody took it. ``scheme``: what was asked
-    for; ``recipe``: everything else that changes the result, as JSON. ``calibration``: sha256 of
-    the text that importance was measured on. ``requantized_from``: how the source was quantized.
-    ``license``: the source's own words.
+    ``files``: its files, each with bytes and, where somebody took it, sha256. ``scheme``: what was
+    asked for; ``recipe``: everything else that changes the result, as JSON. ``calibration``: the
+    text that importance was measured on, with its ``sha256``. ``requantized_from``: how the source
+    was quantized. ``license``: the source's own words.
     """
 
     tool: str
     model: str
     revision: str | None
-    files: Mapping[str, str | None]
+    files: Mapping[str, Mapping[str, object]]
     scheme: str
     recipe: Mapping[str, object]
-    calibration: str | None = None
+    calibration: Mapping[str, object] | None = None
     requantized_from: str | None = None
     license: Mapping[str, str] | None = None
 
@@ -47,13 +47,13 @@ class Provenance:
             "source": {
                 "model": self.model,
                 "revision": self.revision,
+                "license": self.license,
                 "files": dict(sorted(self.files.items())),
             },
             "scheme": self.scheme,
-            "recipe": dict(self.recipe),
-            "calibration": self.calibration,
             "requantized_from": self.requantized_from,
-            "license": None if self.license is None else dict(self.license),
+            "calibration": self.calibration,
+            **self.recipe,
         }
 
     @property
@@ -64,9 +64,13 @@ class Provenance:
             "source": self.model,
             "revision": self.revision,
             "scheme": self.scheme,
-            "calibration": self.calibration,
+            "calibration": self._calibration_hash,
         }
         return {"format": "pt", **{key: fact for key, fact in facts.items() if fact}}
+
+    @property
+    def _calibration_hash(self) -> str:
+        return str((self.calibration or {}).get("sha256") or "")
 
 
 def license_of(folder: Path) -> dict[str, str] | None:
@@ -77,7 +81,7 @@ def license_of(folder: Path) -> dict[str, str] | None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     if not lines or lines[0].strip() != "---":
         return None
-    found = {}
+    found: dict[str, str] = {}
     for line in lines[1:]:
         if line.strip() == "---":
             return found or None
@@ -101,7 +105,7 @@ def model_card(provenance: Provenance, layout: Layout) -> bytes:
         "",
         "## Loading",
         "",
-        *_loading(layout.writing),
+        *_loading(layout),
     ]
     return ("\n".join(card) + "\n").encode()
 
@@ -129,23 +133,41 @@ def _contents(provenance: Provenance, layout: Layout) -> list[str]:
     lines.append("- norms, biases, embedding and head as in the source, if not listed above")
     if provenance.requantized_from:
         lines.append(f"- the source was quantized already ({provenance.requantized_from})")
-    if provenance.calibration:
-        lines.append(f"- calibrated on a text of sha256 `{provenance.calibration}`")
+    digest = (provenance.calibration or {}).get("sha256")
+    if digest:
+        lines.append(f"- weighted by what the layers see in a text of sha256 `{digest}`")
     return [*lines, "- `llmrun.json` lists every tensor, its bits per weight and its error"]
 
 
-def _loading(writing: Writing | None) -> list[str]:
+def _loading(layout: Layout) -> list[str]:
+    writing = layout.writing
     lines = ["- llmrun: `llmrun chat DIR`"]
     if writing is None:
         return [*lines, "- any program that reads safetensors"]
     if "vLLM" in writing.readers:
-        lines.append("- vLLM: `vllm serve DIR`")
-    if "transformers" in writing.readers:
-        package = "compressed-tensors" if "vLLM" in writing.readers else "bitsandbytes"
-        memory = " It decompresses the weights, so it needs the memory of a 16-bit model."
-        call = '`AutoModelForCausalLM.from_pretrained("DIR")`'
-        more = memory if package == "compressed-tensors" else ""
-        lines.append(f"- transformers, with the package {package}: {call}.{more}")
-    if writing.readers == ("llmrun",):
+        lines += ["- vLLM: `vllm serve DIR`", *_by_transformers(layout)]
+    elif "transformers" in writing.readers:
+        lines.append(f"- transformers, with the package bitsandbytes: {_call()}")
+    else:
         lines.append("- nothing else: no other program knows this format")
     return lines
+
+
+def _by_transformers(layout: Layout) -> list[str]:
+    """transformers (5.24) reads zero points only where it opens weights while loading, and then
+    of one kind only; experts of all layers have one scheme for it."""
+    quantized = [tensor for tensor in layout.planned if not tensor.is_plain]
+    kinds = {tensor.kind for tensor in quantized}
+    shifted = any(kind.endswith("+zero") for kind in kinds)
+    experts = {tensor.kind for tensor in quantized if tensor.is_expert}
+    if (shifted and len(kinds) > 1) or len(experts) > 1:
+        return ["- transformers does not read this mix of weights"]
+    how = ", quantization_config=CompressedTensorsConfig(dequantize=True)" if shifted else ""
+    return [
+        f"- transformers, with the package compressed-tensors: {_call(how)}. It decompresses the "
+        "weights, so it needs the memory of a 16-bit model"
+    ]
+
+
+def _call(more: str = "") -> str:
+    return f'`AutoModelForCausalLM.from_pretrained("DIR"{more})`'

@@ -1,26 +1,26 @@
 """One shard: written from a stream of tensors in a single pass, read back in a second.
 
-The hash is taken while the bytes are written, so it needs no reading; reading back then proves
-that they arrived. Peak memory is one tensor and the shard's small parts, which stand at its end.
+A checksum of what is written is compared with that of what is read back, in the pass that also
+takes the file's hash. Peak memory is one tensor and the shard's small parts, which stand at its
+end.
 """
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from llmrun.errors import InternalError, ModelFileError
 from llmrun.formats.damage import shown
 from llmrun.formats.finite import nonfinite_part
-from llmrun.formats.job import sha256_of
 from llmrun.formats.layout import ALIGNMENT, Layout, Shard
 from llmrun.formats.planned import Part, Planned
 from llmrun.formats.safetensors_header import open_safetensors
 from llmrun.kernels.forms import Dense, Form
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
+_BLOCK_BYTES = 1 << 20
 
 
 class ShardWriter:
@@ -30,7 +30,7 @@ class ShardWriter:
         self._path = out / shard.file
         self._shard = shard
         self._layout = layout
-        self._hash: _Hash = hashlib.sha256()
+        self._checksum = 0
         self._last: list[tuple[Part, bytes]] = []
         self._file: BinaryIO = self._path.open("xb")
         self._write(shard.header)
@@ -69,8 +69,8 @@ class ShardWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        digest = self._hash.hexdigest()
-        if sha256_of(self._path) != digest:
+        checksum, digest = _read_back(self._path)
+        if checksum != self._checksum:
             raise InternalError(f"Read back differently than written: {self._path.name}.")
         open_safetensors(self._path)
         _check_with_library(self._path, self._shard)
@@ -83,8 +83,19 @@ class ShardWriter:
         self._write(data)
 
     def _write(self, data: memoryview | bytes) -> None:
-        self._hash.update(data)
+        self._checksum = zlib.crc32(data, self._checksum)
         self._file.write(data)
+
+
+def _read_back(path: Path) -> tuple[int, str]:
+    """The CRC-32 and the sha256 of a file."""
+    checksum, digest = 0, hashlib.sha256()
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            checksum = zlib.crc32(block[:count], checksum)
+            digest.update(block[:count])
+    return checksum, digest.hexdigest()
 
 
 def check_planned(planned: Planned, name: str, form: Form | None) -> None:

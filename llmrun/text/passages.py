@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from llmrun.errors import ModelFileError, UsageError
 from llmrun.text.message import Message
 from llmrun.text.prompt import encode_chat
 from llmrun.text.template import ChatTemplate
@@ -53,18 +54,22 @@ def passages(document: str) -> Iterator[Passage]:
 def encode_passage(
     tokenizer: Tokenizer, template: ChatTemplate | None, passage: Passage
 ) -> list[int]:
-    """Ids of a passage, without a BOS before plain text; conversations go through the template
-    (None: they are plain text, too).
+    """Ids of a passage, without a BOS before plain text; conversations go through the template.
 
-    UsageError or ModelFileError if the template does not take the conversation.
+    One that a template refuses goes without its system message, as some models have none; if that
+    does not help either (and without a template), it is plain text.
     """
     if not passage.turns:
         return tokenizer.encode_plain(passage.text)
-    if template is None:
-        words = (f"{turn.role.capitalize()}: {turn.content}" for turn in passage.turns)
-        return tokenizer.encode_plain("\n\n".join(words))
-    *asked, answer = passage.turns
-    return encode_chat(tokenizer, template, asked, answer.content, now=NOW)
+    if template is not None:
+        *asked, answer = passage.turns
+        for messages in (asked, [turn for turn in asked if turn.role != "system"]):
+            try:
+                return encode_chat(tokenizer, template, messages, answer.content, now=NOW)
+            except (UsageError, ModelFileError):
+                continue
+    words = (f"{turn.role.capitalize()}: {turn.content}" for turn in passage.turns)
+    return tokenizer.encode_plain("\n\n".join(words))
 
 
 def _parts(document: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from llmrun.cli.assemble import LoadOptions, load
-from llmrun.cli.quantizing import plan_quantization, quantize
+from llmrun.cli.quantizing import convert
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import open_source
 from llmrun.errors import UnavailableError
@@ -64,9 +64,8 @@ def test_named_experts_are_written_quantized_and_the_router_is_not(
     router: str,
 ) -> None:
     path = mixture(model_type, number, **changes)
-    local, conversion = plan_quantization(str(path), "int8", settings, QUIET)
     out = tmp_path / "out"
-    quantize(local, conversion, out, settings)
+    convert(str(path), "int8", out, settings, QUIET)
     source, copy = open_source(path), open_source(out)
     assert copy.binding.spec == source.binding.spec
     assert copy.checkpoint.tensors[f"model.{router}.weight"].kind == "BF16"
@@ -91,11 +90,11 @@ def test_named_experts_are_written_quantized_and_the_router_is_not(
 
 @pytest.mark.parametrize("model_type", ["granitemoe", "gpt_oss"])
 def test_stacked_experts_are_quantized_in_memory_only(
-    mixture: Any, settings: Settings, model_type: str
+    mixture: Any, settings: Settings, tmp_path: Path, model_type: str
 ) -> None:
     path = mixture(model_type)
     with pytest.raises(UnavailableError, match="holds all experts of a layer in one tensor"):
-        plan_quantization(str(path), "int8", settings, QUIET)
+        convert(str(path), "int8", tmp_path / "no", settings, QUIET)
     loaded = load(LoadOptions(str(path), quant="int8", device="cpu"), settings, QUIET)
     spec = loaded.decoder.spec
     assert spec.mixture is not None

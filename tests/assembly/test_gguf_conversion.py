@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from llmrun.cli.assemble import LoadOptions, load
-from llmrun.cli.quantizing import plan_quantization, quantize
+from llmrun.cli.quantizing import convert
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import open_source
 from llmrun.errors import UnavailableError
@@ -103,9 +103,8 @@ def test_the_copy_means_the_same_model_to_us_and_to_transformers(
     settings: Settings, tmp_path: Path
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", factors())
-    local, conversion = plan_quantization(str(path), "int8", settings, QUIET)
     out = tmp_path / "out"
-    quantize(local, conversion, out, settings)
+    convert(str(path), "int8", out, settings, QUIET)
     source, copy = open_source(path), open_source(out)
     assert copy.binding.spec == source.binding.spec
     assert json.loads((out / "config.json").read_text())["rope_parameters"] == LLAMA3
@@ -131,7 +130,7 @@ def test_factors_of_no_published_kind_are_run_but_not_written(
 ) -> None:
     path = write_gguf(tmp_path / "odd.gguf", factors(distort=1.3))
     with pytest.raises(UnavailableError, match="rope_freqs"):
-        plan_quantization(str(path), "int8", settings, QUIET)
+        convert(str(path), "int8", tmp_path / "no", settings, QUIET)
     loaded = load(LoadOptions(str(path), quant="int8", device="cpu"), settings, QUIET)
     assert "quantize" not in loaded.times.parts_ms
     assert loaded.coverage.kinds["int8 g64"] > 0

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmrun.cli.assemble import LoadedModel, LoadOptions, load
-from llmrun.cli.quantizing import plan_quantization, quantize
+from llmrun.cli.quantizing import convert
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import open_source
 from llmrun.errors import DoesNotFitError, UnavailableError, UsageError
@@ -52,9 +52,8 @@ def test_a_copy_is_made_once_and_used_from_then_on(folder: Any, settings: Settin
 def test_none_changes_nothing_and_auto_says_what_it_changes(
     folder: Any, settings: Settings, tmp_path: Path
 ) -> None:
-    local, conversion = plan_quantization(str(folder()), "int4", settings, QUIET)
     out = tmp_path / "out"
-    quantize(local, conversion, out, settings)
+    convert(str(folder()), "int4", out, settings, QUIET)
     untouched = opened(out, settings, quant="none")
     assert "bf16" in untouched.coverage.kinds
     assert "int8 g64" not in untouched.coverage.kinds
@@ -79,9 +78,8 @@ def test_scales_have_the_dtype_the_file_says(
     folder: Any, settings: Settings, tmp_path: Path, dtypes: Any, scales: str
 ) -> None:
     model = folder(dtypes)
-    local, conversion = plan_quantization(str(model), "int8", settings, QUIET)
     out = tmp_path / "out"
-    quantize(local, conversion, out, settings)
+    convert(str(model), "int8", out, settings, QUIET)
     source, written = open_source(model), open_source(out)
     for name in source.binding.held:
         form = written.checkpoint.read(name)
@@ -115,13 +113,10 @@ def test_quantize_refuses_what_makes_no_sense(
     model = str(folder())
     for scheme in ("auto", "none"):
         with pytest.raises(UsageError, match="names no scheme"):
-            plan_quantization(model, scheme, settings, QUIET)
-    local, conversion = plan_quantization(model, "int4", settings, QUIET)
-    quantize(local, conversion, tmp_path / "out", settings)
+            convert(model, scheme, tmp_path / "no", settings, QUIET)
+    convert(model, "int4", tmp_path / "out", settings, QUIET)
     with pytest.raises(UsageError, match="already"):
-        plan_quantization(str(tmp_path / "out"), "int4", settings, QUIET)
-    with pytest.raises(UnavailableError, match="nf4"):
-        plan_quantization(model, "nf4", settings, QUIET)
+        convert(str(tmp_path / "out"), "int4", tmp_path / "no", settings, QUIET)
 
 
 def test_what_cannot_fit_is_refused_before_it_is_quantized(

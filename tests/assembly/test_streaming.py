@@ -21,7 +21,7 @@ import json, sys
 from pathlib import Path
 import torch
 from llmrun.cli.assemble import LoadOptions, load
-from llmrun.cli.quantizing import plan_quantization, quantize
+from llmrun.cli.quantizing import convert
 from llmrun.cli.settings import read_settings
 from llmrun.quant.scheme import schemes
 from llmrun.store.progress import SilentProgress
@@ -36,8 +36,7 @@ settings = read_settings({"LLMRUN_HOME": str(home / "store")}, home=home)
 before, resident = status("VmRSS"), 0
 """
 WRITE = """
-local, conversion = plan_quantization(str(model), "int8", settings, SilentProgress())
-quantize(local, conversion, home / "out", settings)
+convert(str(model), "int8", home / "out", settings, SilentProgress())
 """
 LOAD = """
 options = LoadOptions(str(model), quant="none", device="cpu", threads=1, ctx=64, chat=False)

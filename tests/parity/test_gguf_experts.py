@@ -245,7 +245,8 @@ def test_native_kernels_agree(made: Made) -> None:
     if reason := native.problem():
         pytest.skip(reason)
     want = logits(open_source(made.published), TorchBackend("cpu", 1))
-    got = logits(open_source(made.converted), CpuBackend(2))
+    # Exact: tables are multiplied in fp32.
+    got = logits(open_source(made.converted), CpuBackend(2, exact=made.kind is Kind.MXFP4))
     error = (got - want).norm(dim=-1) / want.norm(dim=-1)
     assert float(error.max()) < (1e-5 if made.kind is Kind.F32 else 2e-3)
 

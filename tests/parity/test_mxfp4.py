@@ -116,8 +116,12 @@ def test_logits_equal_transformers(published: Published) -> None:
 def test_native_logits_equal_transformers(published: Published) -> None:
     if reason := native.problem():
         pytest.skip(reason)
-    ours = decoder(published.folder, CpuBackend(2))
-    assert float(error(logits(ours, published.ids), published.logits()).max()) < 2e-3
+    want = published.logits()
+    exact = decoder(published.folder, CpuBackend(2, exact=True))
+    assert float(error(logits(exact, published.ids), want).max()) < 2e-3
+    # Activations of 8 bits, which now and then choose another expert.
+    rounded = decoder(published.folder, CpuBackend(2))
+    assert float(error(logits(rounded, published.ids), want).median()) < 4e-2
 
 
 def test_some_activations_are_clamped(published: Published) -> None:

@@ -62,6 +62,8 @@ def decode(form: Form) -> np.ndarray:
         return scale * read(form.table)[levels(form)]
     if form.mins is None:
         return scale * (levels(form).astype(np.float64) - 2 ** (form.bits - 1))
+    if form.mins.dtype is DType.U8:  # zero points
+        return scale * (levels(form).astype(np.float64) - spread(form.mins, form.shape[1]))
     return scale * levels(form) + spread(form.mins, form.shape[1])
 
 

@@ -14,6 +14,7 @@ from llmrun.quant.group_scales import (
     reordered,
     scales_and_minima,
     shared_group,
+    shift_of,
     spread,
 )
 
@@ -92,7 +93,7 @@ def test_reordered_weights_are_exact(bits: int, dtype: DType, oracle: SimpleName
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32])
-def test_scales_have_the_type_of_the_minima(dtype: DType, oracle: SimpleNamespace) -> None:
+def test_zero_points_stay_beside_scales_of_16_bits(dtype: DType, oracle: SimpleNamespace) -> None:
     rng = np.random.default_rng(2)
     stored = oracle.make(rng.standard_normal((3, 2)).astype(np.float32), dtype)
     zeros = oracle.make(rng.integers(0, 16, (3, 2)), DType.U8)
@@ -100,11 +101,17 @@ def test_scales_have_the_type_of_the_minima(dtype: DType, oracle: SimpleNamespac
     assert (scales.dtype, mins) == (dtype, None)
     scales, mins = scales_and_minima(stored, zeros, 256, 128, 512)
     assert mins is not None
-    assert scales.dtype is mins.dtype is DType.F32
+    assert scales.dtype is dtype
     expected = np.repeat(oracle.read(stored), 2, axis=1)
     assert np.array_equal(oracle.read(scales), expected)
     owners = np.repeat(oracle.read(zeros), 2, axis=1)
-    assert np.array_equal(oracle.read(mins), (-expected * owners).astype(np.float32))
+    if dtype is DType.F32:
+        assert mins.dtype is DType.F32
+        assert np.array_equal(oracle.read(mins), (-expected * owners).astype(np.float32))
+    else:
+        assert mins.dtype is DType.U8
+        assert np.array_equal(oracle.read(mins), owners)
+    assert shift_of(dtype.name) == ("zero" if mins.dtype is DType.U8 else "min")
 
 
 def test_all_equal() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from llmrun.kernels.host import DType
+from llmrun.quant.lut16 import parts
 from llmrun.quant.scheme import find
 
 bitsandbytes_functional = pytest.importorskip("bitsandbytes.functional", reason="no bitsandbytes")
@@ -42,6 +43,35 @@ def test_r105_equals_bitsandbytes(
     form = find(kind).quantize(host)
     assert form.group == (64 if shape[1] % 64 == 0 else 32)
     assert (oracle.decode(form).astype(np.float32) == theirs).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 32), (65, 160), (300, 128)])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_q018_double_quantization_equals_bitsandbytes(
+    kind: str,
+    shape: tuple[int, ...],
+    oracle: SimpleNamespace,
+    gaussian: Callable[..., np.ndarray],
+) -> None:
+    """The weights, and every array that a checkpoint holds; over 256 blocks: two nested ones."""
+    values = gaussian(*shape, seed=shape[0])
+    values[0, :32] = 0
+    host = oracle.make(values, DType.BF16)
+    flat = torch.from_numpy(oracle.read(host)).bfloat16().flatten()
+    packed, state = bitsandbytes_functional.quantize_4bit(
+        flat, blocksize=64, quant_type=kind, compress_statistics=True
+    )
+    state.dtype = torch.float32
+    theirs = bitsandbytes_functional.dequantize_4bit(packed, state).reshape(shape).numpy()
+    form = find(f"{kind}-dq").quantize(host)
+    assert (oracle.decode(form).astype(np.float32) == theirs).all()
+    made = parts(host, kind, nested=True)
+    assert made.nested is not None
+    assert bytes(made.codes.data) == packed.numpy().tobytes()
+    assert bytes(made.nested.codes.data) == state.absmax.numpy().tobytes()
+    assert bytes(made.nested.absmax.data) == state.state2.absmax.numpy().tobytes()
+    assert bytes(made.nested.table.data) == state.state2.code.numpy().tobytes()
+    assert made.nested.offset == state.offset.item()
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])

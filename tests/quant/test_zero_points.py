@@ -5,7 +5,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
 from llmrun.kernels.host import DType, HostArray
-from llmrun.quant.zero_points import minima, signed_minima
+from llmrun.quant.zero_points import packed_zeros, unpacked_zeros, unsigned_zeros
 
 
 def _host(tensor: torch.Tensor, dtype: DType) -> HostArray:
@@ -15,23 +15,23 @@ def _host(tensor: torch.Tensor, dtype: DType) -> HostArray:
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 33])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
-@pytest.mark.parametrize("scale", [torch.float16, torch.bfloat16, torch.float32])
-def test_minimum_is_minus_scale_times_zero_point(rows: int, bits: int, scale: torch.dtype) -> None:
+def test_zero_points_are_what_the_library_packed(rows: int, bits: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     half = 2 ** (bits - 1)
     zeros = torch.randint(-half, half, (rows, 5), generator=generator).to(torch.int8)
-    scales = torch.randn((rows, 5), generator=generator).to(scale)
-    names = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
     packed = pack_to_int32(zeros, bits, packed_dim=0)
-    found = minima(_host(packed, DType.I32), _host(scales, names[scale]), bits)
-    expected = -scales.float() * (zeros.float() + half)
-    assert found.dtype is DType.F32
-    assert torch.equal(torch.frombuffer(found.data, dtype=torch.float32).view(rows, 5), expected)
+    found = unpacked_zeros(_host(packed, DType.I32), (rows, 5), bits)
+    assert found.dtype is DType.U8
+    unsigned = torch.frombuffer(found.data, dtype=torch.uint8).view(rows, 5)
+    assert torch.equal(unsigned.int(), zeros.int() + half)
+    if bits in (4, 8):
+        again = packed_zeros(found, bits)
+        assert again.shape == tuple(packed.shape)
+        assert bytes(again.data) == packed.numpy().tobytes()
 
 
 def test_zero_points_of_signed_codes_count_from_128() -> None:
     zeros = torch.tensor([[-128, 0], [127, 5]], dtype=torch.int8)
-    scales = torch.tensor([[1.5, -2.0], [0.25, 3.0]])
-    found = signed_minima(_host(zeros, DType.I8), _host(scales, DType.F32))
-    expected = -scales * (zeros.float() + 128)
-    assert torch.equal(torch.frombuffer(found.data, dtype=torch.float32).view(2, 2), expected)
+    found = unsigned_zeros(_host(zeros, DType.I8))
+    assert found.dtype is DType.U8
+    assert list(found.data) == [0, 128, 255, 133]

@@ -79,8 +79,9 @@ def command(
     ] = None,
     general: GeneralOptions,
 ) -> None:
-    """Compare a quantized model with the one it was made from, token by token.
+    """Measure what a model loses by being quantized.
 
+    Its predictions are compared with those of the model it was made from, token by token:
     `llmrun eval MODEL -q int4` quantizes on the way; `llmrun eval DIR --against REF` compares two.
     """
     from llmrun.cli import evaluation

@@ -1,5 +1,6 @@
 """``llmrun quantize``: make a quantized checkpoint that other engines load too."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from llmrun.quant.audit import Coverage
 
 
+class Portable(StrEnum):
+    """What is done about weights that other engines cannot load."""
+
+    ON = "on"
+    AUTO = "auto"
+    OFF = "off"
+
+
 @spread
 def command(
     context: typer.Context,
@@ -43,6 +52,12 @@ def command(
     calibrate: Calibrate = "auto",
     target_bpw: TargetBpw = None,
     allow_partial: AllowPartial = False,
+    portable: Annotated[
+        Portable,
+        typer.Option(
+            "--portable", help="What vLLM cannot load: on refuses it, auto says where, off is quiet."
+        ),
+    ] = Portable.AUTO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
     general: GeneralOptions,
 ) -> None:
@@ -53,6 +68,7 @@ def command(
     from llmrun.cli.loading import check_scheme
     from llmrun.cli.progress import for_session
     from llmrun.cli.tensor_progress import tensor_progress
+    from llmrun.formats.portable import check
     from llmrun.store.export import refuse_existing
 
     session: Session = context.obj.with_options(general)
@@ -69,6 +85,9 @@ def command(
         conversion, notes = apart(
             lambda stopped: quantizing.plan(asked, quantizing.heeding(stopped, on_work))
         )
+    if out is not None or portable is Portable.ON:
+        # A copy in the store is for llmrun alone.
+        notes += check(conversion.content.layout.planned, portable.value)
     for note in notes:
         session.say(f"note: {note}")
     session.say(

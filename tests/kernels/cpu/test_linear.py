@@ -230,7 +230,7 @@ def table_case(name: str, group: int, dtype: DType) -> tuple[Lut16, Wanted]:
     return lut(group, codes, levels * unit, scales, dtype), wanted
 
 
-@pytest.mark.parametrize(("group", "dtype"), zip((32, 64, 128), TORCH, strict=True))
+@pytest.mark.parametrize(("group", "dtype"), list(zip((32, 64, 128), TORCH, strict=True)))
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_of_integers_have_the_bits_of_integer_arithmetic(
     cpu: CpuBackend, fill: Fill, read: Read, name: str, dtype: DType, group: int
@@ -272,7 +272,9 @@ def test_exact_tables_are_multiplied_in_fp32(isas: list[str], fill: Fill, read: 
     for isa in isas:
         backend = CpuBackend(2, isa=isa, exact=True)
         results.append(multiply(backend, backend.weight(form), x, n, fill, read))
-        torch.testing.assert_close(results[-1].double(), x.double() @ values.T, rtol=1e-5, atol=1e-2)
+        torch.testing.assert_close(
+            results[-1].double(), x.double() @ values.T, rtol=1e-5, atol=1e-2
+        )
     assert all(torch.equal(result, results[0]) for result in results)
 
 

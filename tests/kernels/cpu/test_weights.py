@@ -171,9 +171,7 @@ def test_levels_of_a_table(name: str) -> None:
 def test_a_table_of_integers(exact: bool) -> None:
     form = group_int(4, 32, (20, 128), mins=False)
     table = host(DType.F32, np.array(E2M1, np.float32))
-    lut = Lut16(
-        32, form.codes, HostArray(DType.F32, (16,), table.data), form.scales, form.shape
-    )
+    lut = Lut16(32, form.codes, HostArray(DType.F32, (16,), table.data), form.scales, form.shape)
     packer = Packer(Arena(huge=False), 2, exact=exact)
     weight = packer.add(lut)
     packer.finish()

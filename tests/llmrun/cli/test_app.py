@@ -27,7 +27,7 @@ def write_config(environment: dict[str, str], text: str) -> None:
 
 def test_the_commands_of_this_version_are_found() -> None:
     assert COMMANDS == [
-        "bench", "chat", "doctor", "list", "pull", "quantize", "rm", "run", "show",
+        "bench", "chat", "doctor", "eval", "list", "pull", "quantize", "rm", "run", "show",
     ]  # fmt: skip
 
 

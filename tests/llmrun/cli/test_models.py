@@ -179,24 +179,27 @@ def quantizing(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> list[Path | None]
     """Quantizing without any work; holds the folders that were asked for."""
     asked: list[Path | None] = []
 
-    def plan(name: str, *arguments: object, **options: object) -> object:
-        return fakes.loaded().local, SimpleNamespace(quantized=3, predicted_bytes=5000)
+    def order(name: str, *arguments: object, **options: object) -> object:
+        return SimpleNamespace(name=name)
+
+    def plan(asked_for: object, on_work: object) -> object:
+        return SimpleNamespace(quantized=3, predicted_bytes=5000), ("a text was read",)
 
     def quantize(
-        local: object,
+        asked_for: object,
         conversion: object,
         out: Path | None,
         settings: object,
         on_tensor: Callable[[str, int, int], None],
-        *,
-        allow_partial: bool,
+        stopped: object,
     ) -> object:
         asked.append(out)
         on_tensor("a", 40, 100)
         on_tensor("b", 100, 100)
         return making.QuantizeResult(out or Path("store"), fakes.loaded().coverage, 4321)
 
-    monkeypatch.setattr(making, "plan_quantization", plan)
+    monkeypatch.setattr(making, "order", order)
+    monkeypatch.setattr(making, "plan", plan)
     monkeypatch.setattr(making, "quantize", quantize)
     return asked
 
@@ -206,6 +209,7 @@ def test_quantize_shows_plan_and_coverage(llmrun: Any, quantizing: list[Path | N
     assert result.code == 0
     assert quantizing == [Path("out")]
     assert "3 weights to int4" in result.err
+    assert "note: a text was read" in result.err
     assert "4.32 kB in out" in result.err
     role, *_, bits = result.out.splitlines()[1].split()
     assert (role, bits) == ("down", "4.000")

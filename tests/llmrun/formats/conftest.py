@@ -216,6 +216,9 @@ def _weights(form: Any) -> Any:
     scales = tensor("scales").view(-1, 1)
     if form.mins is None:
         return (scales * (u - 2 ** (form.bits - 1))).view(form.shape)
+    if form.mins.dtype.name == "U8":
+        zeros = torch.frombuffer(form.mins.data, dtype=torch.uint8).double().view(-1, 1)
+        return (scales * (u - zeros)).view(form.shape)
     return (scales * u + tensor("mins").view(-1, 1)).view(form.shape)
 
 

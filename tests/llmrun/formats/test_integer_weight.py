@@ -12,6 +12,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from llmrun.errors import ModelFileError
 from llmrun.formats.open import open_checkpoint
 from llmrun.kernels.forms import Dense, Form, GroupInt
+from llmrun.kernels.host import DType
 
 MODULE = "model.layers.0.mlp.up_proj"
 SPANS: dict[str, dict[str, object]] = {
@@ -90,15 +91,20 @@ def test_codes_and_scales_of_4_bits_are_views_of_the_file(
     assert bytes(two.arrays["scales"].data) == bytes(one.arrays["scales"].data)
 
 
-def test_scales_and_minima_have_one_type_for_the_kernels(
-    ct: SimpleNamespace, tmp_path: Path
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+def test_zero_points_take_a_byte_beside_scales_of_16_bits(
+    format: str, dtype: torch.dtype, ct: SimpleNamespace, tmp_path: Path
 ) -> None:
-    scheme = ct.scheme("pack-quantized", 4, symmetric=False, **SPANS["g32"])
-    parts, _ = ct.compressed(scheme, 13, 64, torch.bfloat16)
+    scheme = ct.scheme(format, 8, symmetric=False, **SPANS["g32"])
+    parts, _ = ct.compressed(scheme, 13, 64, dtype)
     form = _read(ct.folder(tmp_path, parts, scheme))
     assert isinstance(form, GroupInt)
     assert form.mins is not None
-    assert form.mins.dtype is form.scales.dtype
+    wide = dtype is torch.float32
+    assert form.kind == f"int8 g32 +{'min' if wide else 'zero'}"
+    assert form.mins.dtype is (DType.F32 if wide else DType.U8)
+    assert form.scales.nbytes == 13 * 2 * dtype.itemsize
 
 
 Parts = dict[str, torch.Tensor]

@@ -96,6 +96,8 @@ NORM = Planned("norm.weight", "bf16", (128,))
         ),
         ("llmrun", [_planned("a", "lut4 g64", table="nf4"), _planned("b", "int8 g128")]),
         ("llmrun", [_planned("mlp.experts.3.up_proj", "lut4 g64", table="nf4")]),
+        ("compressed-tensors", [_planned("mlp.experts.3.up_proj", "int4 g32")]),
+        ("llmrun", [_planned("mlp.experts.3.up_proj", "int4 g32 +zero")]),
         ("llmrun", [_planned("a", "lut4 g32")]),
         ("llmrun", [_planned("a", "int4 g32 +min")]),
         ("llmrun", [_planned("a", "int4 g16")]),

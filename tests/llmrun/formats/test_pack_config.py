@@ -1,8 +1,15 @@
 """The written quantization_config is the template, and the library understands it as meant."""
 
+import json
+from typing import Any
+
 import pytest
 import torch
-from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+)
 from compressed_tensors.utils.match import is_match
 
 from llmrun.errors import InternalError
@@ -85,6 +92,55 @@ def test_the_library_sees_every_module_in_exactly_its_group(packed: dict[str, Pa
         assert own[0].strategy == ("group" if packing.group else "channel")
     for module in others:
         assert is_match(module, linear, config.ignore)
+
+
+@pytest.mark.parametrize(("experts", "others"), [(8, 4), (4, 8)])
+def test_the_experts_group_is_the_first_that_speaks_of_experts(experts: int, others: int) -> None:
+    """transformers takes it for all experts, and shared ones are "experts" by name as well."""
+    packed = {
+        "model.layers.0.mlp.shared_experts.up_proj": Packing(others, 32),
+        "model.layers.0.mlp.experts.0.up_proj": Packing(experts, 32),
+    }
+    groups: Any = write_pack_config(packed, [])["config_groups"]
+    first = next(
+        group for group in groups.values() if any("experts" in name for name in group["targets"])
+    )
+    assert first["weights"]["num_bits"] == experts
+
+
+def test_q034_asymmetric_weights_and_8_bits_are_packed() -> None:
+    packed = {
+        "model.layers.0.self_attn.q_proj": Packing(4, 32, symmetric=False),
+        "model.layers.0.mlp.up_proj": Packing(8, 128),
+    }
+    written: Any = write_pack_config(packed, [])
+    assert written["format"] == "pack-quantized"
+    weights = [group["weights"] for group in written["config_groups"].values()]
+    assert [(w["num_bits"], w["symmetric"], w["type"]) for w in weights] == [
+        (4, False, "int"),
+        (8, True, "int"),
+    ]
+    assert all(group["format"] == "pack-quantized" for group in written["config_groups"].values())
+    QuantizationConfig.model_validate(written)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [dict.fromkeys(MOE_MODEL, Packing(4, ROW)), _mixed(), {"odd.name": Packing(4, 64, False)}],
+)
+def test_q035_every_key_is_one_the_library_knows(packed: dict[str, Packing]) -> None:
+    """Unknown keys of a group are refused by the library, those of the whole are not."""
+    written: Any = write_pack_config(packed, ["lm_head"])
+    config = QuantizationConfig.model_validate(written)
+    for group in written["config_groups"].values():
+        assert group.keys() <= set(QuantizationScheme.model_fields)
+        assert group["weights"].keys() <= set(QuantizationArgs.model_fields)
+    extra = set(QuantizationConfig.model_fields) | {"quantization_status"}
+    assert written.keys() <= extra
+    for name, group in config.config_groups.items():
+        stated = written["config_groups"][name]["weights"]
+        read = json.loads(group.weights.model_dump_json())
+        assert {key: read[key] for key in stated} == stated
 
 
 def test_a_config_that_would_not_say_what_was_packed_is_our_fault() -> None:

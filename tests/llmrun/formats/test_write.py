@@ -53,8 +53,37 @@ def _quantize(weight: torch.Tensor, bits: int, group: int) -> tuple[GroupInt, to
     return form, (q * scales.float()).bfloat16().view(n, k)
 
 
+def _shifted(weight: torch.Tensor, bits: int, group: int) -> tuple[GroupInt, torch.Tensor]:
+    """Return a form with zero points and its weights in bf16."""
+    n, k = weight.shape
+    most = 2**bits - 1
+    grouped = weight.float().view(n, -1, group or k) + 0.01  # so that the middle is not 0
+    low, high = (
+        grouped.aminmax(dim=-1, keepdim=True)[end].clamp(*span)
+        for end, span in ((0, (None, 0)), (1, (0, None)))
+    )
+    scales = ((high - low) / most).bfloat16()
+    zeros = (-low / scales.float()).round().clamp(0, most)
+    u = ((grouped / scales.float()).round() + zeros).clamp(0, most)
+    codes = u.to(torch.uint8).view(n, k)
+    if bits == 4:
+        codes = codes[:, 0::2] | codes[:, 1::2] << 4
+    form = GroupInt(
+        bits,
+        group,
+        _host(codes, DType.U8),
+        _host(scales[..., 0], DType.BF16),
+        _host(zeros[..., 0].to(torch.uint8), DType.U8),
+        (n, k),
+    )
+    return form, ((u - zeros) * scales.float()).bfloat16().view(n, k)
+
+
+Chosen = tuple[int, int] | tuple[int, int, str]
+
+
 def _forms(
-    weights: dict[str, torch.Tensor], choose: Callable[[str], tuple[int, int] | None]
+    weights: dict[str, torch.Tensor], choose: Callable[[str], Chosen | None]
 ) -> tuple[Forms, Forms]:
     """Return the forms to write and, beside them, the dense forms of the dequantized weights."""
     quantized: Forms = {}
@@ -64,7 +93,8 @@ def _forms(
         if chosen is None:
             quantized[name] = dense[name] = Dense(_host(weight, DType.BF16))
         else:
-            quantized[name], exact = _quantize(weight, *chosen)
+            make = _shifted if chosen[2:] else _quantize
+            quantized[name], exact = make(weight, *chosen[:2])
             dense[name] = Dense(_host(exact, DType.BF16))
     return quantized, dense
 
@@ -96,15 +126,18 @@ def _write(
     assert report.predicted_bytes == report.nbytes == sum(on_disk.values())
 
 
-def _logits(folder: Path) -> torch.Tensor:
-    from transformers import AutoModelForCausalLM
+def _logits(folder: Path, opening: bool = False) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    # Packed zero points do not fit the modules that transformers 5.24 makes for them; it reads
+    # them where it opens the weights while loading.
+    how = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if opening else {}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **how).eval()
     with torch.no_grad():
         return model(torch.arange(1, 33).view(1, -1)).logits
 
 
-SCHEMES: dict[str, Callable[[str], tuple[int, int] | None]] = {
+SCHEMES: dict[str, Callable[[str], Chosen | None]] = {
     "int4 g32": lambda name: (4, 32),
     "int8 g64": lambda name: (8, 64),
     "int8 row": lambda name: (8, ROW),
@@ -115,6 +148,12 @@ SCHEMES: dict[str, Callable[[str], tuple[int, int] | None]] = {
         if "layers.0.mlp.down" in name
         else (4, 32)
     ),
+    "zero points": lambda name: (4, 32, "zero"),
+    "units of three kinds": lambda name: (
+        (8, 32) if "layers.0.self_attn" in name else (4, 64) if "down" in name else (4, 32)
+    ),
+    "8 bits but for experts": lambda name: (8, 64) if "self_attn" in name else (4, 32),
+    "4 bits but for experts": lambda name: (4, 64) if "self_attn" in name else (8, 32),
 }
 
 
@@ -127,6 +166,9 @@ SCHEMES: dict[str, Callable[[str], tuple[int, int] | None]] = {
         ("int8 g64", False),
         ("int8 row", True),
         ("two groups, one layer kept", False),
+        ("zero points", True),
+        ("zero points", False),
+        ("units of three kinds", True),
     ],
 )
 def test_stock_transformers_gives_the_logits_of_the_dequantized_weights(
@@ -136,10 +178,64 @@ def test_stock_transformers_gives_the_logits_of_the_dequantized_weights(
     quantized, dense = _forms(model.weights, SCHEMES[scheme])
     _write(tmp_path / "quantized", quantized, model.config)
     _write(tmp_path / "dense", dense, model.config)
-    assert torch.equal(_logits(tmp_path / "quantized"), _logits(tmp_path / "dense"))
+    opening = "zero points" in scheme
+    assert torch.equal(_logits(tmp_path / "quantized", opening), _logits(tmp_path / "dense"))
     config = json.loads((tmp_path / "quantized" / "config.json").read_text())
     QuantizationConfig.model_validate(config.pop("quantization_config"))
     assert config == model.config
+
+
+@pytest.fixture(scope="session")
+def mixture() -> SimpleNamespace:
+    """A tiny random Qwen3-MoE in bf16, its experts by their own names as in published files."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        dtype="bfloat16",
+        architectures=["Qwen3MoeForCausalLM"],
+    )
+    held = Qwen3MoeForCausalLM(config).bfloat16().state_dict()
+    weights = {}
+    for name, tensor in held.items():
+        base, _, last = name.rpartition(".")
+        if not base.endswith("experts"):
+            weights[name] = tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)
+            for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
+                weights[f"{base}.{expert}.{part}.weight"] = rows.contiguous()
+    return SimpleNamespace(config=json.loads(config.to_json_string()), weights=weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int4 g32", "8 bits but for experts", "4 bits but for experts"])
+def test_stock_transformers_gives_the_logits_of_dequantized_experts(
+    scheme: str, mixture: SimpleNamespace, tmp_path: Path
+) -> None:
+    quantized, dense = _forms(mixture.weights, SCHEMES[scheme])
+    assert (
+        sum(".experts." in name and form.kind.startswith("int") for name, form in quantized.items())
+        == 24
+    )
+    _write(tmp_path / "quantized", quantized, mixture.config)
+    _write(tmp_path / "dense", dense, mixture.config)
+    opening = "zero points" in scheme
+    assert torch.equal(_logits(tmp_path / "quantized", opening), _logits(tmp_path / "dense"))
+    config = json.loads((tmp_path / "quantized" / "config.json").read_text())
+    QuantizationConfig.model_validate(config["quantization_config"])
 
 
 @pytest.fixture(scope="session")
@@ -182,7 +278,7 @@ def test_the_library_decompresses_the_same_weights(small: SimpleNamespace, tmp_p
         assert torch.equal(found, (scales * (u - 8)).view(form.shape).bfloat16())
 
 
-def test_same_input_same_bytes(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_q020_same_input_same_bytes(small: SimpleNamespace, tmp_path: Path) -> None:
     for name in ("a", "b"):
         _write(tmp_path / name, small.forms, small.config)
     for path in (tmp_path / "a").iterdir():
@@ -231,7 +327,7 @@ def test_an_exception_in_the_stream_passes_through(small: SimpleNamespace, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "job.json"}
 
 
-def test_only_one_tensor_is_held(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_q027_only_one_tensor_is_held(small: SimpleNamespace, tmp_path: Path) -> None:
     alive: list[weakref.ref[Form]] = []
 
     def stream(start: int) -> Iterator[Item]:
@@ -262,7 +358,7 @@ def test_the_stream_must_be_the_plan(small: SimpleNamespace, tmp_path: Path) -> 
         assert not (out / "llmrun.json").exists()
 
 
-def test_scales_have_the_models_dtype(small: SimpleNamespace, tmp_path: Path) -> None:
+def test_q023_scales_have_the_models_dtype(small: SimpleNamespace, tmp_path: Path) -> None:
     config = {**small.config, "dtype": "float16"}
     with pytest.raises(InternalError, match="Scales are BF16, but the model is float16"):
         write_folder(tmp_path, _stream(small.forms), _content(small.forms, config))

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.formats.open import open_checkpoint
 from llmrun.text.message import Message
-from llmrun.text.passages import FILE, Passage, passages
+from llmrun.text.passages import FILE, Passage, encode_passage, passages
+from llmrun.text.template import ChatTemplate
+from llmrun.text.tokenizer import Tokenizer
 
 
 def test_passages_and_conversations_are_told_apart() -> None:
@@ -23,6 +26,31 @@ def test_passages_and_conversations_are_told_apart() -> None:
     ]  # fmt: skip
 
 
+FULL = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + FULL
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (FULL, "<system>Be brief.<user>Hi<assistant>Hello."),
+        (NO_SYSTEM, "<user>Hi<assistant>Hello."),
+        ("{{ raise_exception('never') }}", "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello."),
+        (None, "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello."),
+    ],
+)
+def test_conversations_that_a_template_refuses_are_still_read(
+    source: str | None, text: str, starter_gguf: Path
+) -> None:
+    tokenizer = Tokenizer.from_gguf(open_checkpoint(starter_gguf).config)
+    turns = (Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Hello."))
+    template = None if source is None else ChatTemplate(source)
+    ids = encode_passage(tokenizer, template, Passage("", turns))
+    if template is not None:
+        template.close()
+    assert tokenizer.decode(ids) == text
+
+
 @pytest.mark.parametrize("document", ["words first\n%% text\nx", "%% poem\nx"])
 def test_another_form_is_refused(document: str) -> None:
     with pytest.raises(ValueError, match=r"heading|poem"):
@@ -37,8 +65,8 @@ def test_the_bundled_text_is_large_and_mixed_from_its_beginning_on() -> None:
     for some in (beginning, found):
         text = "".join(passage.text for passage in some)
         assert any(passage.turns for passage in some)
-        for script in ("[a-z]", "[\u0430-\u044f]", "[\u4e00-\u9fff]", "[\u3040-\u30ff]", "[\u0600-\u06ff]"):
-            assert re.search(script, text), script
+        for script in ("a-z", "\u0430-\u044f", "\u4e00-\u9fff", "\u3040-\u30ff", "\u0600-\u06ff"):
+            assert re.search(f"[{script}]", text), script
         for sign in ("def ", "#include", "SELECT", "fn ", '{"'):
             assert sign in text, sign
     for passage in found:
