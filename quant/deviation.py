@@ -71,11 +71,16 @@ class StateError:
         return math.isfinite(self._sum)
 
     @property
+    def relative(self) -> float:
+        """Mean over the tokens of the squared error over the squared norm; nan if not finite."""
+        return self._sum / self._tokens if self.finite and self._tokens else math.nan
+
+    @property
     def sqnr_db(self) -> float:
         """Signal over noise in decibels: inf if the states are the same, nan if not finite."""
-        if not self.finite or not self._tokens:
+        mean = self.relative
+        if math.isnan(mean):
             return math.nan
-        mean = self._sum / self._tokens
         return -10 * math.log10(mean) if mean else math.inf
 
 

@@ -65,13 +65,6 @@ def predictions(logits: HostArray, vocab: int) -> Predictions:
     return Predictions(shifted - np.log(totals).astype(np.float32)[:, None], finite)
 
 
-def mean_kl(reference: Predictions, child: Predictions) -> float:
-    """Mean KL divergence (nats) of R positions; NaN if one of them is not finite."""
-    if not (reference.finite & child.finite).all():
-        return math.nan
-    return float(_divergences(reference.logp, child.logp).mean())
-
-
 def _divergences(ref: "NDArray[np.float32]", own: "NDArray[np.float32]") -> "Doubles":
     import numpy as np
 

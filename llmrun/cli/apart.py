@@ -60,18 +60,25 @@ def _run(jobs: "list[_Job[Any]]", stop: threading.Event) -> None:
         # Inside the try: the interrupt may arrive as soon as a thread runs.
         for thread in threads:
             thread.start()
-        _await(threads)
+        _await(jobs, threads)
     except KeyboardInterrupt:
         stop.set()
-        _await(threads)
+        _await(jobs, threads)
         raise
 
 
-def _await(threads: Sequence[threading.Thread]) -> None:
-    for thread in threads:
-        while thread.is_alive():  # false, too, if an interrupt came before it had begun
+def _await(jobs: "Sequence[_Job[Any]]", threads: Sequence[threading.Thread]) -> None:
+    """Wait for the works that have begun.
+
+    Not by joining their threads: until Python 3.13 a join that an exception interrupts takes the
+    thread for ended.
+    """
+    for job, thread in zip(jobs, threads, strict=True):
+        while thread.ident is not None and not job.ended.is_set():
             # A signal that strikes just before a wait begins does not end it, hence short ones.
-            thread.join(LOOK_S)
+            job.ended.wait(LOOK_S)
+        if thread.ident is not None:
+            thread.join()  # what is left of it takes no time
 
 
 @contextlib.contextmanager
@@ -91,7 +98,10 @@ def check(stopped: Stopped) -> None:
 
 
 class _Job(Generic[Result]):
-    """A call and what came of it. An error stops whoever shares ``stop``; ``errors``: in order."""
+    """A call and what came of it. An error stops whoever shares ``stop``; ``errors``: in order.
+
+    ``ended`` is set when the call is over.
+    """
 
     def __init__(
         self,
@@ -103,6 +113,7 @@ class _Job(Generic[Result]):
         self._stop = stop
         self._errors: list[BaseException] = [] if errors is None else errors
         self._results: list[Result] = []
+        self.ended = threading.Event()
 
     def run(self) -> None:
         try:
@@ -110,6 +121,8 @@ class _Job(Generic[Result]):
         except BaseException as error:
             self._errors.append(error)  # raised again where the result is asked for
             self._stop.set()
+        finally:
+            self.ended.set()
 
     def result(self) -> Result:
         if self._errors:

@@ -16,7 +16,7 @@ from llmrun.cli.calibration import Calibration
 from llmrun.cli.calibrator import LayerCalibrator
 from llmrun.cli.choice import Choice, change, plan_weights, weights_to_plan
 from llmrun.cli.source import Source, is_dense
-from llmrun.errors import UnavailableError
+from llmrun.errors import InternalError, UnavailableError
 from llmrun.formats.layout import plan_layout
 from llmrun.formats.planned import Planned as PlannedTensor
 from llmrun.formats.provenance import CARD_NAME, Provenance, license_of, model_card
@@ -48,6 +48,10 @@ COPIED = (
     "chat_template.json",
 )
 """Files beside the weights that a converted model keeps, where the source has them."""
+
+
+MOST_ERROR = 0.5
+"""Relative squared error of a weight that no quantizer here makes unless something is broken."""
 
 
 def unsaid(note: str) -> None:
@@ -139,7 +143,7 @@ class Conversion:
     ) -> Iterator[Item]:
         """Layers before ``start`` are quantized again: the states behind them are needed."""
         runner = LayerCalibrator(
-            self.source, self.make_backend(), calibration, gram=True, between=between
+            self.source, self.make_backend(), calibration, gram=calibration.is_text, between=between
         )
         position = 0
         for layer, names in self._parts():
@@ -199,7 +203,14 @@ class Conversion:
         role = binding.parameters[first].role
         own = None if inputs is None else inputs.get(first)
         result = change(self.choice, role, planned, published, form, own)
-        return published, result, {"relative_mse": float(f"{relative_mse(form, result):.4g}")}
+        error = relative_mse(form, result)
+        if not error <= MOST_ERROR:
+            raise InternalError(
+                f"{published}: quantized to {planned.scheme}, it keeps too little of the weight "
+                f"(relative squared error {error:.3g}).",
+                "Please report this with the model's name; another scheme may do.",
+            )
+        return published, result, {"relative_mse": float(f"{error:.4g}")}
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

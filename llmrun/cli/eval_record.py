@@ -63,6 +63,7 @@ class Weighed:
 class Subject:
     """A child and its reference by name, with revisions, and how the reference is stored.
 
+    ``calibrate`` and ``target_bpw`` as they were asked for; None if nothing was quantized.
     ``files``: path, size and sha256 (None: nobody hashed it) of each of the model's files.
     """
 
@@ -74,6 +75,8 @@ class Subject:
     reference_stored: str
     files: tuple[Json, ...]
     reference_files: tuple[Json, ...]
+    calibrate: str | None = None
+    target_bpw: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ def to_json(record: EvalRecord) -> Json:
         "reference_revision": subject.reference_revision,
         "reference_stored": subject.reference_stored,
         "scheme": subject.scheme,
+        "calibrate": subject.calibrate,
+        "target_bpw": subject.target_bpw,
         **_fields(record.weighed),
         "tokens_scored": found.tokens,
         "kl": _spread(found.kl),

@@ -15,7 +15,7 @@ from llmrun.cli.eval_table import decibels, number
 
 COLOURS = 8
 WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 56, 132, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 56, 142, 14, 42
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def evaluate(options: EvalOptions, prepared: Prepared, on_work: OnWork) -> Evalu
         setup = _setup(exact, threads, time.monotonic() - start_s)
         return [
             EvalRecord(
-                _subject(child, prepared.reference),
+                _subject(child, prepared.reference, options.copying),
                 _weighed(child, coverage),
                 one,
                 floor,
@@ -183,11 +183,13 @@ def _schemes(options: EvalOptions, opened: Opened) -> tuple[str, ...]:
             f"{opened.name} is not quantized, and no scheme is named: there is nothing to compare.",
             f"Name one or several: llmrun eval {name} -q int4,int8",
         )
-    parent = _parent(opened)
+    parent = _parent(opened) or ""
+    typed = parent if "/" in parent else "MODEL"  # of a folder of somebody's only the name is kept
+    called = f" ({parent})" if parent else ""
     raise UsageError(
         f"{opened.name} is quantized already ({opened.stored}); what it is to be compared with is "
         "not named.",
-        f"Name the model it was made from: llmrun eval {name} --against {parent or 'MODEL'}",
+        f"Name the model it was made from{called}: llmrun eval {name} --against {typed}",
     )
 
 
@@ -262,8 +264,9 @@ def _weighed(child: Child, coverage: Coverage) -> Weighed:
     return Weighed(total.bits_per_weight, coverage.actual_bits, total.nbytes, child.file_bytes)
 
 
-def _subject(child: Child, reference: Opened) -> Subject:
+def _subject(child: Child, reference: Opened, copying: CopyOptions) -> Subject:
     own, theirs = child.opened.local, reference.local
+    made = child.asked is not None
     return Subject(
         model=shortened(own.alias or own.name),
         revision=own.revision,
@@ -273,6 +276,8 @@ def _subject(child: Child, reference: Opened) -> Subject:
         reference_stored=reference.stored,
         files=_files(own),
         reference_files=_files(theirs),
+        calibrate=copying.calibrate if made else None,
+        target_bpw=copying.target_bpw if made else None,
     )
 
 

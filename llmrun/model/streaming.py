@@ -191,24 +191,6 @@ class LayerStream:
         other._chunks = [replace(chunk, h=self._copied(chunk)) for chunk in self._chunks]
         return other
 
-    @staticmethod
-    def joined(streams: "Sequence[LayerStream]") -> "LayerStream":
-        """Streams that stand before the same layer as one; it takes their states over.
-
-        They are forks of one stream. Sequences are numbered on from one stream to the next.
-        """
-        first = streams[0]
-        joined = object.__new__(LayerStream)
-        joined.__dict__.update(first.__dict__)
-        joined._chunks, start = [], 0
-        for stream in streams:
-            numbers = [chunk.sequence for chunk in stream._chunks]
-            joined._chunks += [
-                replace(chunk, sequence=start + chunk.sequence) for chunk in stream._chunks
-            ]
-            start += 1 + max(numbers)
-        return joined
-
     def _copied(self, chunk: _Chunk) -> Array:
         copy = self.backend.empty((len(chunk.ids), self.spec.hidden))
         self.backend.load(copy, self.backend.to_host(chunk.h, len(chunk.ids)))

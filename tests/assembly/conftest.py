@@ -1,7 +1,11 @@
 """Tiny models on disk, with their transformers twins, for the seams between rooms."""
 
+import io
 import json
+import sys
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from llmrun.cli import app
 from llmrun.cli.settings import Settings, read_settings
+from llmrun.model.architecture import find
 
 Folder = Callable[..., Path]
 
@@ -59,6 +65,53 @@ def folder(tmp_path: Path) -> Folder:
         return out
 
     return make
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Folder:
+    """Make a tiny bf16 model of any architecture, with a tokenizer beside it."""
+
+    def make(model_type: str, number: int = 0, **changes: Any) -> Path:
+        torch.manual_seed(0)
+        tiny = deepcopy(dict(find(model_type).tiny[number]))
+        config = CONFIG_MAPPING[model_type](**{**tiny, "vocab_size": 260, **changes})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        with torch.no_grad():
+            for parameter in model.parameters():  # biases start as zeros
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        out = tmp_path / model_type
+        model.save_pretrained(out)
+        write_tokenizer(out)
+        return out
+
+    return make
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run a whole command in this process, with pipes; ``asked`` comes from standard input."""
+
+    def run(*arguments: str, asked: bytes = b"") -> Result:
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in "12")
+        monkeypatch.setenv("LLMRUN_HOME", str(settings.store_root))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(asked)))
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as left:
+            app.main([*arguments, "--offline"])
+        said = [wrapper.buffer.getvalue().decode(errors="replace") for wrapper in (out, err)]  # type: ignore[attr-defined]
+        return Result(int(left.value.code or 0), *said)
+
+    return run
 
 
 def write_tokenizer(out: Path) -> None:

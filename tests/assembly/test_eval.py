@@ -171,7 +171,13 @@ def test_a_written_checkpoint_against_its_source(
     assert apart.fidelity == on_the_way.fidelity
     with pytest.raises(UsageError, match="quantized already") as refusal:
         compare(out)
-    assert f"--against {path}" in refusal.value.next_step
+    assert f"made from ({path.name})" in refusal.value.next_step
+    record = json.loads((out / "llmrun.json").read_text())
+    record["source"]["model"] = "org/parent"
+    (out / "llmrun.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError) as refusal:
+        compare(out)
+    assert "--against org/parent" in refusal.value.next_step
 
 
 def test_positions_that_are_not_finite_fail_the_run(

@@ -2,13 +2,10 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from llmrun.cli.assemble import LoadOptions, load
 from llmrun.cli.quantizing import convert
@@ -17,34 +14,11 @@ from llmrun.cli.source import open_source
 from llmrun.errors import UnavailableError
 from llmrun.kernels.forms import Dense, GroupInt
 from llmrun.kernels.reference.arrays import as_tensor
-from llmrun.model.architecture import find
 from llmrun.quant.dequantize import dequantize
 from llmrun.quant.roles import Role
 from llmrun.store.progress import SilentProgress
 
 QUIET = SilentProgress()
-
-
-@pytest.fixture
-def mixture(folder: Any, tmp_path: Path) -> Any:
-    """Make a tiny model of an architecture, with a tokenizer beside it."""
-
-    def make(model_type: str, number: int = 0, **changes: object) -> Path:
-        torch.manual_seed(0)
-        config = CONFIG_MAPPING[model_type](
-            **{**find(model_type).tiny[number], "vocab_size": 260, **changes}
-        )
-        out = tmp_path / model_type
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        with torch.no_grad():
-            for parameter in model.parameters():  # biases start as zeros
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-        model.save_pretrained(out)
-        for file in folder().glob("tokenizer*"):
-            shutil.copy(file, out)
-        return out
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -55,7 +29,7 @@ def mixture(folder: Any, tmp_path: Path) -> Any:
     ],
 )
 def test_named_experts_are_written_quantized_and_the_router_is_not(
-    mixture: Any,
+    tiny_model: Any,
     settings: Settings,
     tmp_path: Path,
     model_type: str,
@@ -63,7 +37,7 @@ def test_named_experts_are_written_quantized_and_the_router_is_not(
     changes: dict[str, object],
     router: str,
 ) -> None:
-    path = mixture(model_type, number, **changes)
+    path = tiny_model(model_type, number, **changes)
     out = tmp_path / "out"
     convert(str(path), "int8", out, settings, QUIET)
     source, copy = open_source(path), open_source(out)
@@ -90,9 +64,9 @@ def test_named_experts_are_written_quantized_and_the_router_is_not(
 
 @pytest.mark.parametrize("model_type", ["granitemoe", "gpt_oss"])
 def test_stacked_experts_are_quantized_in_memory_only(
-    mixture: Any, settings: Settings, tmp_path: Path, model_type: str
+    tiny_model: Any, settings: Settings, tmp_path: Path, model_type: str
 ) -> None:
-    path = mixture(model_type)
+    path = tiny_model(model_type)
     with pytest.raises(UnavailableError, match="holds all experts of a layer in one tensor"):
         convert(str(path), "int8", tmp_path / "no", settings, QUIET)
     loaded = load(LoadOptions(str(path), quant="int8", device="cpu"), settings, QUIET)

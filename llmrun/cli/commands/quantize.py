@@ -55,7 +55,8 @@ def command(
     portable: Annotated[
         Portable,
         typer.Option(
-            "--portable", help="What vLLM cannot load: on refuses it, auto says where, off is quiet."
+            "--portable",
+            help="What vLLM cannot load: on refuses it, auto says where, off is quiet.",
         ),
     ] = Portable.AUTO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
@@ -96,12 +97,17 @@ def command(
     )
     if dry_run:
         return
-    with tensor_progress(progress, f"quantizing {name} to {quant}") as on_tensor:
-        result = apart(
-            lambda stopped: quantizing.quantize(
-                asked, conversion, out, session.settings, on_tensor, stopped
+    try:
+        with tensor_progress(progress, f"quantizing {name} to {quant}") as on_tensor:
+            result = apart(
+                lambda stopped: quantizing.quantize(
+                    asked, conversion, out, session.settings, on_tensor, stopped
+                )
             )
-        )
+    except KeyboardInterrupt:
+        if out is None or not out.exists():  # else it came too late to stop anything
+            session.say("Stopped; run the same command again to go on from here.")
+        raise
     for note in result.notes:
         session.say(f"note: {note}")
     show_coverage(session, result.coverage)

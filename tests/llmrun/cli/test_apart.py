@@ -36,6 +36,22 @@ def test_ctrl_c_ends_the_work_at_its_next_check() -> None:
     assert rounds
 
 
+def test_ctrl_c_is_raised_when_the_work_has_ended_and_not_before() -> None:
+    ended = []
+
+    def work(stopped: Stopped) -> None:
+        time.sleep(0.02)  # the main thread waits by now
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stopped():
+            time.sleep(0.001)
+        time.sleep(0.2)
+        ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        apart(work)
+    assert ended == [True]
+
+
 def test_ctrl_c_at_the_very_start_leaves_no_thread_behind() -> None:
     # The interrupt may strike while the thread is being started, before anybody waits for it.
     def work(stopped: Stopped) -> None:

@@ -1,6 +1,8 @@
 """The commands about models: pull, list, show, rm, quantize, doctor; and bench."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +48,10 @@ def held(store: Store) -> LocalModel:
     target.parent.mkdir(parents=True)
     store.publish(made, target, manifest)
     (model,) = store.models()
-    write = lambda folder: (folder / "w.safetensors").write_bytes(b"y" * 400)  # noqa: E731
+
+    def write(folder: Path) -> None:
+        (folder / "w.safetensors").write_bytes(b"y" * 400)
+
     store.ensure(key_for(model, "int4 v1"), write)
     return model
 
@@ -183,7 +188,9 @@ def quantizing(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> list[Path | None]
         return SimpleNamespace(name=name)
 
     def plan(asked_for: object, on_work: object) -> object:
-        return SimpleNamespace(quantized=3, predicted_bytes=5000), ("a text was read",)
+        content = SimpleNamespace(layout=SimpleNamespace(planned=()))
+        made = SimpleNamespace(quantized=3, predicted_bytes=5000, content=content)
+        return made, ("a text was read",)
 
     def quantize(
         asked_for: object,
@@ -219,6 +226,21 @@ def test_a_dry_run_makes_nothing(llmrun: Any, quantizing: list[Path | None]) -> 
     result = llmrun("quantize", "fake", "-q", "int4", "--dry-run")
     assert quantizing == []
     assert "5.00 kB" in result.err
+
+
+def test_ctrl_c_says_that_the_work_goes_on(
+    llmrun: Any, quantizing: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not arguments[-1]():  # type: ignore[operator]
+            pass
+        raise InterruptedError
+
+    monkeypatch.setattr(making, "quantize", pressed)
+    result = llmrun("quantize", "fake", "-q", "int4", "-o", "out")
+    assert (result.code, result.out) == (130, "")
+    assert result.err.rstrip().endswith("run the same command again to go on from here.")
 
 
 def test_quantize_refuses_an_unknown_scheme(llmrun: Any, quantizing: list[Path | None]) -> None:
