@@ -3,13 +3,15 @@
     python benchmarks/quality.py [--rows int4,nl4] [--calibration FILE] [--work DIR] [--json FILE]
 
 The model is a dithered SmolLM2-135M (``dithered.py``): its own reference, on no quantizer's grid.
-Each row is quantized as ``llmrun quantize`` does it and compared as ``llmrun eval`` does it: windows
-of 512 tokens, the second half scored, all that the engine rounds included (8-bit activations). The
-text is Python's own documentation (``pydoc_data.topics``). llmrun's calibration text is the bundled
-one unless ``--calibration`` names another; llama.cpp's figures used licence texts.
+Each row is quantized as ``llmrun quantize`` does it and compared as ``llmrun eval`` does it:
+windows of 512 tokens, the second half scored, all that the engine rounds included (8-bit
+activations). The text is Python's own documentation (``pydoc_data.topics``). llmrun's calibration
+text is the bundled one unless ``--calibration`` names another; llama.cpp's figures used licence
+texts.
 
 llmrun's figures are measured now; llama.cpp's are constants, measured once by the same protocol
-with its own quantizer and engine (llama-cpp-python 0.3.36, AVX2, 2 cores of a Zen 3, November 2026).
+with its own quantizer and engine (llama-cpp-python 0.3.36, AVX2, 2 cores of a Zen 3, November
+2026).
 """
 
 import argparse

@@ -8,9 +8,11 @@ a model at 16 bit is not the scheme that was asked for.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from llmrun.errors import UnavailableError
 from llmrun.kernels.forms import Dense, Form, nbytes, parameters
+from llmrun.kernels.host import DType
 from llmrun.quant.recipe import Planned
 from llmrun.quant.roles import QUANTIZED_ROLES, Role
 from llmrun.quant.scheme import Scheme, find, fitting_group
@@ -116,6 +118,29 @@ class CoverageBuilder:
             )
         )
 
+    def expect(
+        self, name: str, role: Role, shape: tuple[int, ...], kind: str, planned: Planned
+    ) -> None:
+        """Count one weight before it is made, dense as ``kind`` now."""
+        dtype = DType[kind.upper()]
+        promised = (
+            0.0 if self._scheme is None else _promised_bits(self._scheme, shape, dtype, planned)
+        )
+        made = planned.scheme is not None
+        bits = promised if made else prod(shape) * dtype.bits
+        self._entries.append(
+            _Entry(
+                name,
+                role,
+                planned.scheme or kind,
+                len(shape),
+                prod(shape),
+                int(bits) // 8,
+                promised,
+                planned.reason,
+            )
+        )
+
     def finish(self, *, allow_partial: bool = False) -> Coverage:
         """Sum up. UnavailableError naming the largest offenders if over the limit, unless
         ``allow_partial``: then the coverage says ``partial``."""
@@ -152,14 +177,17 @@ def _requested_bits(scheme: Scheme | None, form: Form, planned: Planned, wider: 
     kept = planned.scheme is None and not isinstance(form, Dense)
     if scheme is None or kept:
         return 8 * (nbytes(form) + wider)
+    dtype = form.w.dtype if isinstance(form, Dense) else form.scales.dtype
+    return _promised_bits(scheme, form.shape, dtype, planned)
+
+
+def _promised_bits(scheme: Scheme, shape: tuple[int, ...], dtype: DType, planned: Planned) -> float:
     if planned.scheme is not None and planned.scheme != scheme.name:
         scheme = find(planned.scheme)
-    k = form.shape[-1]
-    rows = parameters(form) // k
+    k, count = shape[-1], prod(shape)
     if fitting_group(scheme.group, k) is None:
         k = -(-k // scheme.group) * scheme.group
-    dtype = form.w.dtype if isinstance(form, Dense) else form.scales.dtype
-    return scheme.bits_per_weight((rows, k), dtype) * parameters(form)
+    return scheme.bits_per_weight((count // shape[-1], k), dtype) * count
 
 
 def _sum(entries: list[_Entry]) -> RoleCoverage:

@@ -41,6 +41,7 @@ from llmrun.model.spec import DecoderSpec
 from llmrun.quant.audit import Coverage, CoverageBuilder
 from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import Planned
+from llmrun.quant.roles import QUANTIZED_ROLES
 from llmrun.quant.scheme import Scheme, find
 from llmrun.store.model import LocalModel
 from llmrun.store.progress import Progress
@@ -171,7 +172,7 @@ def _load(
     clock.lap("fetch")
     original = source = open_source(local.path, exact=exact)
     recommended = recommended_scheme(local)
-    choice = choose_scheme(options.quant, source, recommended, options.requantize)
+    choice = choose_scheme(options.quant, source, recommended, options.requantize, backend.isa)
     context, notes = _fit(choice, source, backend, kv_form, options)
     clock.lap("open")
     scheme = choice.scheme
@@ -245,13 +246,16 @@ def _fit(
     planned = plan_weights(choice, source, resident=True)
     kept = source.kept_bytes()
     total = 0.0
-    for name, (_, shape, kind) in weights_to_plan(choice, source, resident=True).items():
+    for name, (role, shape, kind) in weights_to_plan(choice, source, resident=True).items():
         scheme = planned[name].scheme
         if scheme is None:
             total += kept[name] + backend.widening(_form_kind(kind)) * math.prod(shape) / 8
         else:
             n, k = shape
-            total += n * k * find(scheme).bits_per_weight((n, k), DType[kind.upper()]) / 8
+            bits = find(scheme).bits_per_weight((n, k), DType[kind.upper()])
+            if role in QUANTIZED_ROLES:
+                bits = max(bits, options.target_bpw or 0)
+            total += n * k * bits / 8
     spec = source.binding.spec
     per_token = 2 * spec.heads.n_kv_heads * spec.heads.head_dim * KV_FORMS[kv_form]
     need = memory.Need(int(total), per_token * len(spec.layers))

@@ -34,6 +34,7 @@ from llmrun.quant.inputs import Inputs
 from llmrun.quant.mixing import Unit
 from llmrun.quant.recipe import Planned
 from llmrun.quant.requantize import OPENED_KIND, opened, rounded
+from llmrun.quant.roles import QUANTIZED_ROLES
 from llmrun.store.model import LocalModel
 from llmrun.text.tokenizer_files import tokenizer_files
 
@@ -87,6 +88,17 @@ class Conversion:
     def quantized(self) -> int:
         """Number of weights the scheme covers."""
         return sum(planned.scheme is not None for planned in self.planned.values())
+
+    def refuse_excess(self, *, allow_partial: bool) -> None:
+        """Raise what ``write`` would at its end, as far as headers tell: UnavailableError if
+        weights that no group divides take the model too far above what the scheme promises."""
+        expected = CoverageBuilder(self.choice.scheme)
+        for name, (role, shape, kind) in weights_to_plan(
+            self.choice, self.source, resident=False
+        ).items():
+            if role in QUANTIZED_ROLES and is_dense(kind):
+                expected.expect(name, role, shape, kind, self.planned[name])
+        expected.finish(allow_partial=allow_partial)
 
     def write(
         self,

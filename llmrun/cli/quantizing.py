@@ -100,10 +100,14 @@ def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
     """Settle the recipe and plan the conversion; also returns what was decided, in sentences.
 
     The units of a mixed recipe are found by trying them, which takes time: ``on_work(what, done,
-    in all)`` is told, and may raise. UnavailableError for a model that cannot be written.
+    in all)`` is told, and may raise. UnavailableError for a model that cannot be written, or only
+    in more bits than the scheme promises (unless that is allowed).
     """
     choice, options = asked.choice, asked.options
-    prepare(asked.source, choice, asked.local, Recipe(), asked.make_backend)  # refuses first
+    # What cannot be written is refused before a text is read.
+    first = prepare(asked.source, choice, asked.local, Recipe(), asked.make_backend)
+    if options.target_bpw is None:
+        first.refuse_excess(allow_partial=options.allow_partial)
     calibration, notes = _calibration(asked)
     settled = Recipe(calibration)
     if options.target_bpw is not None:
@@ -115,6 +119,7 @@ def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
         settled = Recipe(calibration, widened)
         notes = (*notes, note)
     conversion = prepare(asked.source, choice, asked.local, settled, asked.make_backend)
+    conversion.refuse_excess(allow_partial=options.allow_partial)
     return conversion, notes
 
 

@@ -76,7 +76,7 @@ def errors_of_units(
     outer = source.outer()
     stream = _begun(spec, backend, _tried(spec, calibration), outer)
     reader = None if calibration is None else _begun(spec, backend, calibration.sequences, outer)
-    errors = {}
+    errors: dict[Unit, float] = {}
     for layer in range(len(spec.layers)):
         on_work(f"layer {layer}", layer, len(spec.layers))
         tensors = source.layer(layer)

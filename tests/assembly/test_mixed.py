@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from llmrun.cli.assemble import LoadOptions, load
 from llmrun.cli.choice import Choice, CopyOptions
-from llmrun.cli.quantizing import convert, recipe
+from llmrun.cli.quantizing import convert, order, plan, quantize, recipe
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import open_source
-from llmrun.errors import UsageError
+from llmrun.errors import UnavailableError, UsageError
 from llmrun.kernels.forms import GroupInt, Lut16
 from llmrun.kernels.reference.arrays import as_tensor
 from llmrun.quant.dequantize import dequantize
@@ -79,6 +79,21 @@ def test_a_target_out_of_reach_names_the_limits(
     assert limits in refusal.value.what
     assert refusal.value.next_step == "give --target-bpw a number from 4.500 to 8.222"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("target", [None, 6.0])
+def test_q001_a_plan_that_cannot_pass_the_audit_is_refused_before_any_work(
+    folder: Any, settings: Settings, tmp_path: Path, target: float | None
+) -> None:
+    path, done = folder(intermediate_size=120), []
+    asked = order(str(path), "int4", settings, QUIET, CopyOptions("none", target))
+    with pytest.raises(UnavailableError, match=r"down_proj.*no group of 128, 64 or 32 divides"):
+        plan(asked, lambda name, so_far, total: done.append(name))
+    assert target is not None or done == []
+    allowed = order(str(path), "int4", settings, QUIET, CopyOptions("none", target, True))
+    conversion, _ = plan(allowed, lambda name, so_far, total: None)
+    result = quantize(allowed, conversion, tmp_path / "out", settings)
+    assert result.coverage.partial
 
 
 @pytest.mark.slow

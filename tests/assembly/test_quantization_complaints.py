@@ -60,17 +60,10 @@ def test_q022_no_dense_copy_hides_in_memory(folder: Any, settings: Settings, qua
             stored += nbytes(form)
     n, k = source.binding.parameters["model.embed_tokens.weight"].shape
     outer = 2 * n * k if quant == "none" else n * k + 2 * n * k // 64  # int8 in groups of 64
-    # Zero points are minima of fp32 there, tables are shared: what the audit counts, if need be.
-    counted = loaded.coverage.total.nbytes
-    norms = sum(
-        parameter.shape[0] * 2
-        for parameter in source.binding.parameters.values()
-        if len(parameter.shape) == 1
-    )
-    assert loaded.decoder.weight_bytes <= counted - norms + 64 * 16
-    if quant in ("none", "int8", "int4"):
-        # Rows lie in panels of 16, so the last panel of the vocabulary may be filled up.
-        assert 0 <= loaded.decoder.weight_bytes - stored - outer < 16 * outer // n
+    padding = 16 * outer // n  # rows lie in panels of 16: the vocabulary's last one is filled up
+    assert loaded.decoder.weight_bytes < loaded.coverage.total.nbytes + padding
+    if quant in ("none", "int8", "int4"):  # stored as kernels hold them
+        assert 0 <= loaded.decoder.weight_bytes - stored - outer < padding
 
 
 def _store(settings: Settings) -> list[Any]:
@@ -134,8 +127,9 @@ def shortened(starter: Path, out: Path, n_layers: int) -> Path:
 def test_q029_a_text_of_one_kind_does_not_harm_another(
     starter_folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
-    path = shortened(starter_folder, tmp_path / "short", 6)
-    code = Path(argparse.__file__)
+    path = shortened(starter_folder, tmp_path / "short", 4)
+    code = tmp_path / "code.py"
+    code.write_text(Path(argparse.__file__).read_text()[:6200])
     paragraphs = read_text(None).text.split("\n\n")
     prose = tmp_path / "prose.txt"
     prose.write_text(
@@ -144,12 +138,11 @@ def test_q029_a_text_of_one_kind_does_not_harm_another(
     divergences = {}
     for calibrate in ("none", str(code)):
         options = EvalOptions(
-            str(path), ("int4",), text=prose, extent=Extent(256, None, 1536), device="cpu",
+            str(path), ("int4",), text=prose, extent=Extent(256, None, 1024), device="cpu",
             copying=CopyOptions(calibrate),
         )  # fmt: skip
         prepared = prepare(options, settings, QUIET)
         (record,) = evaluate(options, prepared, lambda done, total: None).records
         assert record.fidelity.kl.mean is not None
         divergences[calibrate] = record.fidelity.kl.mean
-    print(divergences)
-    assert divergences[str(code)] < divergences["none"]
+    assert divergences[str(code)] < 0.8 * divergences["none"]

@@ -142,7 +142,17 @@ def test_quantizing_again_is_refused_and_can_be_wanted(
     assert b"Paris" in answered.stdout
 
 
-def test_nf4_cannot_be_published(llmrun: Any, tiny_folder: Path, tmp_path: Path) -> None:
-    done = llmrun("quantize", str(tiny_folder), "-q", "nf4", "-o", str(tmp_path / "out"))
-    fails(done, 9, "int4")
-    assert not (tmp_path / "out").exists()
+def test_nf4_is_written_for_bitsandbytes_and_no_other_engine(
+    llmrun: Any, tiny_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    asked = ("quantize", str(tiny_folder), "-q", "nf4", "-o", str(out))
+    fails(llmrun(*asked, "--portable", "on"), 9, "vLLM", "--portable auto")
+    fails(llmrun(*asked, "--calibrate", "bundled"), 2, "nf4", "leave --calibrate out")
+    assert not out.exists()
+    done = llmrun(*asked)
+    assert done.returncode == 0, done.stderr.decode()
+    described = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert described["quant_method"] == "bitsandbytes"
+    answered = llmrun("run", "-m", str(out), "--raw", "-n", "2", "hi")
+    assert answered.returncode == 0, answered.stderr.decode()

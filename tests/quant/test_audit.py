@@ -70,6 +70,27 @@ def test_a_group_fallback_alone_passes(name: str, k: int, dtype: DType) -> None:
     assert coverage.actual_bits == pytest.approx(coverage.requested_bits)
 
 
+@pytest.mark.parametrize("widened", [(), (Unit(0, Role.DOWN),)])
+@pytest.mark.parametrize("name", schemes())
+def test_what_is_expected_from_headers_is_what_is_counted(
+    name: str, widened: tuple[Unit, ...]
+) -> None:
+    weights = {
+        "layers.0.q": (Role.ATTN_QKV, dense(64, 96)),
+        "layers.0.down": (Role.DOWN, dense(64, 512, dtype=DType.F32)),
+        "layers.0.odd": (Role.GATE_UP, dense(2, 40)),
+    }
+    headers = {key: (role, form.shape, form.kind) for key, (role, form) in weights.items()}
+    planned = plan(find(name), headers, resident=True, widened=widened)
+    before, after = CoverageBuilder(find(name)), CoverageBuilder(find(name))
+    for key, (role, form) in weights.items():
+        before.expect(key, role, form.shape, form.kind, planned[key])
+        after.add(key, role, apply(planned[key], key, form), planned[key])
+    expected, counted = (b.finish(allow_partial=True) for b in (before, after))
+    assert expected.requested_bits == pytest.approx(counted.requested_bits, rel=1e-3)
+    assert expected.actual_bits == pytest.approx(counted.actual_bits, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", schemes())
 def test_r104_a_dense_fallback_is_an_offender(name: str) -> None:
     builder = audited(

@@ -132,6 +132,31 @@ def test_equal_to_the_formula(
     assert isinstance(opened.read("lm_head.weight"), Dense)
 
 
+@pytest.mark.parametrize(("version", "zeros"), [("gptq", 0x76543210), ("gptq_v2", 0x07654321)])
+def test_q008_words_that_are_known_by_heart(version: str, zeros: int, tmp_path: Path) -> None:
+    # Column 0 has zero point 1, column 1 has 2 and so on, column 7 has 8 or (v2 here) 0.
+    k, n = 32, 8
+    tensors = {
+        f"{MODULE}.qweight": torch.full((k // 8, n), 0x76543210, dtype=torch.int32),
+        f"{MODULE}.qzeros": torch.tensor([[zeros]], dtype=torch.int32),
+        f"{MODULE}.scales": torch.full((1, n), 0.5).half(),
+        f"{MODULE}.g_idx": torch.zeros(k, dtype=torch.int32),
+    }
+    config = {
+        "quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False,
+        "checkpoint_format": version,
+    }  # fmt: skip
+    values = _values(open_checkpoint(_folder(tmp_path, tensors, config)).read(NAME))
+    assert values[0].tolist() == [-0.5, 0, 0.5, 1, 1.5, 2, 2.5, 3] * 4
+    assert values[6].tolist() == [-3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0] * 4
+    last = (
+        [-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5]
+        if version == "gptq"
+        else [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5]
+    )
+    assert values[7].tolist() == last * 4
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_both_checkpoint_formats_give_the_same_zero_points(bits: int, tmp_path: Path) -> None:
     made = Made(bits, 64, symmetric=False)
