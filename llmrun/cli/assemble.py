@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 ONE_OFF = ("fetch", "quantize")
 """Parts of the first load only, when a model is brought here: no part of its loading time."""
 
+WITHOUT_TEXT = ("auto", "none")
+"""Values of ``--calibrate`` with which no text has to be read."""
+
 BUILD = "tokenizer+weights"
 """The part in which both are built, side by side."""
 
@@ -186,6 +189,13 @@ def _load(
         choice = Choice(None, choice.name, choice.note)
         notes += made
         clock.lap("quantize")
+    elif scheme is None:
+        _refuse_copy_options(options, "its weights stay as they are stored")
+    else:
+        why = source.binding.inexpressible or "some of its weights are quantized already"
+        _refuse_copy_options(options, f"it is quantized while it is loaded: {why}")
+        if scheme.weighted:
+            notes.append(f"quantized while loading, without a calibration text: {why}")
     bound = (choice, scheme, source, backend, options)
     beside_ms: dict[str, float] = {}
 
@@ -230,6 +240,18 @@ def is_kept_in_store(choice: Choice, source: Source) -> bool:
     if source.is_quantized and not choice.requantized and _keeps_some(source):
         return False
     return source.binding.inexpressible is None
+
+
+def _refuse_copy_options(options: LoadOptions, why: str) -> None:
+    """UnavailableError if something was asked for that only a copy in the store can be."""
+    asked = [f"--calibrate {options.calibrate}"] if options.calibrate not in WITHOUT_TEXT else []
+    if options.target_bpw is not None:
+        asked.append(f"--target-bpw {options.target_bpw:g}")
+    if asked:
+        raise UnavailableError(
+            f"{' and '.join(asked)} would change nothing of this model: {why}",
+            "leave it out, or take the unquantized model",
+        )
 
 
 def _keeps_some(source: Source) -> bool:

@@ -233,3 +233,11 @@ def test_gptq_with_act_order_computes_what_it_holds(folder: Any, settings: Setti
     want = logits(numbers, ids)
     for loaded, tolerance in ((exact, 1e-3), (auto, 0.05)):
         assert float((logits(loaded, ids) - want).norm() / want.norm()) < tolerance
+
+
+@pytest.mark.parametrize("options", [{"calibrate": "random"}, {"target_bpw": 5.0}])
+def test_what_would_change_nothing_is_refused(
+    folder: Any, settings: Settings, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UnavailableError, match="would change nothing of this model"):
+        opened(folder(), settings, quant="none", **options)
