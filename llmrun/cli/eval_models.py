@@ -118,7 +118,8 @@ def make_child(
     """A model in a scheme, as chat would load it with ``-q``. Refusals are those of loading."""
     local = opened.local
     source = open_source(local.path, exact=scheme == "none")
-    choice = choose_scheme(scheme, source, recommended_scheme(local), options.requantize)
+    isa = options.make_backend().isa if scheme == "auto" else None  # which auto goes by
+    choice = choose_scheme(scheme, source, recommended_scheme(local), options.requantize, isa)
     size = sum(record.size for record in local.files)
     if choice.scheme is None:
         return Child(opened, choice, None, source, size)

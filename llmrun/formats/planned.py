@@ -14,7 +14,7 @@ from llmrun.formats.safetensors_header import BITS
 from llmrun.kernels.forms import ROW, Form
 from llmrun.kernels.host import DType, HostArray
 
-_KIND = re.compile(r"(int|lut)([48]) (?:g(\d+)|row)(?: \+(min|zero))?")
+_KIND = re.compile(r"(int|lut)([48]) (?:g([1-9][0-9]{0,3})|row)(?: \+(min|zero))?")
 _EXPERT = re.compile(r"(?:.*\.)?experts\.\d+\..+")
 
 

@@ -25,7 +25,7 @@ class Provenance:
     ``tool``: llmrun's version. ``model``, ``revision``: the source as its publisher names it;
     ``files``: its files, each with bytes and, where somebody took it, sha256. ``scheme``: what was
     asked for; ``recipe``: everything else that changes the result, as JSON. ``calibration``: the
-    text that importance was measured on, with its ``sha256``. ``requantized_from``: how the source
+    text that importance was measured on, with the ``sha256`` of its token ids. ``requantized_from``: how the source
     was quantized. ``license``: the source's own words.
     """
 
@@ -135,7 +135,9 @@ def _contents(provenance: Provenance, layout: Layout) -> list[str]:
         lines.append(f"- the source was quantized already ({provenance.requantized_from})")
     digest = (provenance.calibration or {}).get("sha256")
     if digest:
-        lines.append(f"- weighted by what the layers see in a text of sha256 `{digest}`")
+        lines.append(
+            f"- weighted by what the layers see when they read token ids of sha256 `{digest}`"
+        )
     return [*lines, "- `llmrun.json` lists every tensor, its bits per weight and its error"]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.cli.assemble import LoadedModel, LoadOptions, load
+from llmrun.cli.eval_text import read_text
 from llmrun.cli.settings import Settings, read_settings
 from llmrun.engine.generate import generate
 from llmrun.engine.sampler import Sampler, resolve
@@ -26,8 +27,20 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def opened(model: Path, quant: str, settings: Settings, requantize: bool = False) -> LoadedModel:
-    options = LoadOptions(str(model), quant=quant, ctx=128, device="cpu", requantize=requantize)
+    options = LoadOptions(
+        str(model), quant=quant, ctx=128, device="cpu", requantize=requantize,
+        calibrate=calibration(quant, settings),
+    )  # fmt: skip
     return load(options, settings, SilentProgress())
+
+
+def calibration(quant: str, settings: Settings) -> str:
+    """Four bits cost so small a model its geography, unless a text is read; a short one will do."""
+    if quant != "int4":
+        return "auto"
+    text = settings.store_root.parent / "text"
+    text.write_text("\n".join(read_text(None).text.splitlines()[:60])[:6200], encoding="utf-8")
+    return str(text)
 
 
 def answer(loaded: LoadedModel, n: int = 8) -> str:
