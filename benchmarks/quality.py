@@ -19,7 +19,6 @@ import json
 import math
 import os
 import pydoc_data.topics
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -136,7 +135,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--calibration", default="bundled", help="a text file, or bundled")
     parser.add_argument("--windows", type=int, default=WINDOWS)
     parser.add_argument("--seed", type=int, default=0, help="of the dithering")
-    parser.add_argument("--work", type=Path, help="where checkpoints are kept; else thrown away")
+    parser.add_argument("--work", type=Path, help="keep checkpoints here, and use those there")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -159,12 +158,13 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 def _make(row: Row, parent: Path, folder: Path, calibration: str, here: Settings) -> Made:
     out = folder / f"{row.name}-{row.calibrate}".replace(" ", "-")
-    shutil.rmtree(out, ignore_errors=True)
-    how = CopyOptions(calibration if row.calibrate == TEXT else row.calibrate, row.target_bpw)
-    start = time.monotonic()
-    convert(str(parent), row.scheme, out, here, SilentProgress(), how)
-    seconds = time.monotonic() - start
-    print(f"made {row.name} ({row.calibrate}) in {seconds:.1f} s", flush=True)
+    seconds = math.nan
+    if not out.exists():  # of an earlier call with the same --work
+        how = CopyOptions(calibration if row.calibrate == TEXT else row.calibrate, row.target_bpw)
+        start = time.monotonic()
+        convert(str(parent), row.scheme, out, here, SilentProgress(), how)
+        seconds = time.monotonic() - start
+        print(f"made {row.name} ({row.calibrate}) in {seconds:.1f} s", flush=True)
     opened = open_model(str(out), here, SilentProgress())
     source = open_source(out)
     choice: Choice = choose_scheme("auto", source, None, requantize=False)
@@ -208,7 +208,7 @@ def _line(made: Made, measured: Measured, coverage: Coverage) -> list[str]:
         f"{row.peer} ({bits} bits, {peer_kl:.4f})",
         f"{ratio:.3f}",
         wanted,
-        f"{made.seconds:.1f}",
+        "" if math.isnan(made.seconds) else f"{made.seconds:.1f}",
     ]
 
 
@@ -228,7 +228,7 @@ def _facts(made: Made, measured: Measured, coverage: Coverage) -> dict[str, obje
         "peer": row.peer,
         "peer_kl": PEERS[row.peer][1],
         "wanted": row.most,
-        "seconds": made.seconds,
+        "seconds": None if math.isnan(made.seconds) else made.seconds,
     }
 
 

@@ -9,12 +9,14 @@ of the block: the best that they can do. ``quant.search`` applies them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.kernels.host import HostArray
+from llmrun.kernels.host import DType, HostArray, empty
+from llmrun.quant.arrays import floats
 from llmrun.quant.inputs import Inputs
 from llmrun.quant.weighting import usable
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
+    from numpy.typing import NDArray
 
 DAMPING = (0.1, 1.0)
 """Added to the diagonal, as shares of its mean: the first with which H is positive definite.
@@ -74,56 +76,56 @@ def as_prepared(inputs: "Inputs | Prepared | None") -> Prepared:
 
 def _factor(gram: HostArray) -> HostArray | None:
     """U_ji / U_jj of a Gram block [B, B]; None if no damping makes it positive definite."""
-    import torch
+    import numpy as np
 
-    from llmrun.kernels.reference.arrays import as_tensor, to_host
-
-    moments = as_tensor(gram).double()
-    if not bool(moments.isfinite().all()):
-        return None
-    diagonal = moments.diagonal()
-    if bool((diagonal < 0).any()) or not bool((diagonal > 0).any()):
+    moments = floats(gram).astype(np.float64)
+    diagonal = np.einsum("ii->i", moments)  # a view
+    if not np.isfinite(moments).all() or (diagonal < 0).any() or not (diagonal > 0).any():
         return None
     mean = diagonal.mean()
-    dead = diagonal == 0
-    diagonal[dead] = mean  # columns that no token excites: their neighbours do not answer for them
+    diagonal[diagonal == 0] = mean  # no token excites them: neighbours do not answer for them
+    before = 0.0
     for damping in DAMPING:
-        damped = moments.clone()
-        damped.diagonal().add_(damping * mean)
-        # H = V V^T with V upper triangular, from the lower factor of H read backwards. Then
-        # H^-1 = U^T U with U = V^-1.
-        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
-        if int(failed) == 0:
-            upper = _inverse(lower.flip(0, 1))
-            upper /= upper.diagonal().clone().unsqueeze(1)
-            return to_host(upper.float())
+        diagonal += (damping - before) * mean
+        before = damping
+        try:
+            upper = _inverse_factor(moments)
+        except np.linalg.LinAlgError:
+            continue
+        factor = empty(DType.F32, gram.shape)
+        np.divide(upper, np.diagonal(upper)[:, None], out=floats(factor), casting="same_kind")
+        return factor
     return None
 
 
-_SMALL = 128
+_SMALL = 64
 
 
-def _inverse(upper: "torch.Tensor") -> "torch.Tensor":
-    """The inverse of an upper triangular matrix, by halves."""
-    import torch
+def _inverse_factor(h: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """U, upper triangular, with H^-1 = U^T U. LinAlgError unless H is positive definite.
 
-    n = upper.shape[0]
+    H = V V^T with V upper triangular and U = V^-1, by halves: nearly all of it is products, which
+    keep their pace beside other work where threads of a factorization would wait for each other.
+    """
+    import numpy as np
+
+    n = len(h)
     if n <= _SMALL:
-        solved: torch.Tensor = torch.linalg.solve_triangular(
-            upper, torch.eye(n, dtype=upper.dtype), upper=True
-        )
-        return solved
+        lower = np.linalg.cholesky(h[::-1, ::-1])  # V, read backwards
+        return np.triu(np.linalg.inv(lower[::-1, ::-1]))
     half = n // 2
-    result = torch.zeros_like(upper)
-    first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    result = np.zeros((n, n))
+    last = _inverse_factor(h[half:, half:])
+    beside = h[:half, half:] @ last.T
+    first = _inverse_factor(h[:half, :half] - beside @ beside.T)
     result[:half, :half], result[half:, half:] = first, last
-    result[:half, half:] = -(first @ (upper[:half, half:] @ last))
+    result[:half, half:] = -(first @ (beside @ last))
     return result
 
 
 def _identity(n: int) -> HostArray:
-    import torch
+    import numpy as np
 
-    from llmrun.kernels.reference.arrays import to_host
-
-    return to_host(torch.eye(n, dtype=torch.float32))
+    result = empty(DType.F32, (n, n))
+    np.fill_diagonal(floats(result), 1)
+    return result

@@ -65,6 +65,13 @@ def predictions(logits: HostArray, vocab: int) -> Predictions:
     return Predictions(shifted - np.log(totals).astype(np.float32)[:, None], finite)
 
 
+def divergences(reference: Predictions, child: Predictions) -> list[float]:
+    """KL(reference || child) in nats at the positions where both are finite."""
+    both = reference.finite & child.finite
+    found: list[float] = _divergences(reference.logp[both], child.logp[both]).tolist()
+    return found
+
+
 def _divergences(ref: "NDArray[np.float32]", own: "NDArray[np.float32]") -> "Doubles":
     import numpy as np
 

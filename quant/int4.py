@@ -2,7 +2,8 @@
 
 Per group, ``e`` is the weight of largest magnitude and ``s0 = e / -8`` puts it on code -8, so that
 all 16 levels are used and about half the scales are negative. ``quant.search`` finds the scale
-near ``s0``; ``q = clamp(rint(w / s), -8, 7)``, and the stored code is q + 8.
+near ``s0`` that has the least squared error, weighed by the importance of the columns where that
+is known; ``q = clamp(rint(w / s), -8, 7)``, and the stored code is q + 8.
 """
 
 from functools import partial

@@ -5,6 +5,7 @@ projection, its gate and up projections, its down projection, all its experts. T
 and one role, that is; every weight of a unit is stored alike, as vLLM wants it.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -58,10 +59,12 @@ def budget_bytes(target_bpw: float, parameters: int, base_bytes: int, wide_bytes
     """
     least, most = (8 * count / parameters for count in (base_bytes, wide_bytes))
     if not least <= target_bpw <= most:
+        # Rounded inwards, so that both can be typed.
+        low, high = math.ceil(1000 * least) / 1000, math.floor(1000 * most) / 1000
         raise UsageError(
             f"a target of {target_bpw:g} bits per weight cannot be reached: "
-            f"this scheme alone takes {least:.3f}, and {WIDE_SCHEME} for all weights {most:.3f}",
-            f"give --target-bpw a number from {least:.3f} to {most:.3f}",
+            f"this scheme alone takes {low:.3f}, and {WIDE_SCHEME} for all weights {high:.3f}",
+            f"give --target-bpw a number from {low:.3f} to {high:.3f}",
         )
     return int(target_bpw * parameters / 8) - base_bytes
 

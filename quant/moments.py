@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 LEAST_TOKENS = 256
 """Fewer tokens say too little of a linear's inputs: rare experts are taken as unknown."""
 
-BATCH_TOKENS, BATCH_BYTES = 2048, 32 << 20
-"""Inputs wait for so many before their products are summed: small products cost several times
-more each, not least because the threads of the kernels have not gone to sleep yet."""
+BATCH_TOKENS, BATCH_BYTES = 4096, 160 << 20
+"""Inputs wait for so many before their products are summed, mostly until the layer has run: small
+products cost several times more each, and the threads of the kernels, which have not gone to sleep
+between two steps, are in their way."""
 
 BORDER = 128
 """Borders between Gram blocks are multiples of it, the widest group of any scheme."""

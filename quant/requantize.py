@@ -13,11 +13,11 @@ OPENED_KIND = "bf16"
 
 def opened(form: Form) -> Dense:
     """Return the dense bf16 weight a storage form stands for; a dense form comes back as it is."""
+    if isinstance(form, Dense):
+        return form
     from llmrun.kernels.reference.arrays import as_tensor, like_host
     from llmrun.quant.dequantize import dequantize
 
-    if isinstance(form, Dense):
-        return form
     dense, view = like_host(DType.BF16, form.shape)
     view.copy_(as_tensor(dequantize(form)))
     return Dense(dense)
@@ -25,10 +25,10 @@ def opened(form: Form) -> Dense:
 
 def rounded(form: Form, dtype: DType) -> Form:
     """Return a dense weight in another type; other forms and the same type pass unchanged."""
-    from llmrun.kernels.reference.arrays import as_tensor, like_host
-
     if not isinstance(form, Dense) or form.w.dtype is dtype:
         return form
+    from llmrun.kernels.reference.arrays import as_tensor, like_host
+
     result, view = like_host(dtype, form.shape)
     view.copy_(as_tensor(form.w))
     return Dense(result)

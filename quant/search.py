@@ -2,10 +2,11 @@
 
 Per group of weights along K, in fp32. Candidates for the scale are multiples ``FACTORS`` of a start
 that uses the whole grid, rounded to the weights' type; each is judged by ``sum a (w - v)^2`` over
-the nearest values v of the grid, where ``quant.weighting`` gives a; the first smallest wins. From
-there some steps try the scale that is best for the values the last one gave (least squares). The
-order of every sum is part of the definition, and no product is fused with a sum: the library and
-torch (``quant.search_reference``, where there is no library) give the same bytes.
+the nearest values v of the grid, where a is the importance of the column (E[x^2], 1 where nothing
+is known of the inputs); the first smallest wins. From there some steps try the scale that is best
+for the values the last one gave (least squares). The order of every sum is part of the definition,
+and no product is fused with a sum: the library and torch (``quant.search_reference``, where there
+is no library) give the same bytes.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.host import DType, HostArray, empty
 from llmrun.quant.blocks import not_finite
 from llmrun.quant.compensation import NOTHING, Prepared
-from llmrun.quant.weighting import Weighing
 
 FACTORS = tuple(percent / 100 for percent in range(70, 111, 2))
 """Candidates for the scale, as multiples of the start, in the order they are tried."""
@@ -45,34 +45,32 @@ class Grid(Enum):
 
 @dataclass(frozen=True)
 class Effort:
-    """How a grid is searched: with how many ``ends`` and least-squares ``refits``, and what the
-    importance of a column is multiplied by."""
+    """How a grid is searched: with how many ``ends`` and least-squares ``refits``."""
 
     ends: int
     refits: int
-    weighing: Weighing
 
 
 _UNWEIGHED = {
-    Grid.INT4: Effort(1, 0, Weighing.ALIKE),
-    Grid.INT4_ZERO: Effort(1, 2, Weighing.ALIKE),
-    Grid.TABLE: Effort(2, 1, Weighing.ALIKE),
-    Grid.INT8: Effort(1, 0, Weighing.ALIKE),
+    Grid.INT4: Effort(1, 0),
+    Grid.INT4_ZERO: Effort(1, 2),
+    Grid.TABLE: Effort(2, 1),
+    Grid.INT8: Effort(1, 0),
 }
 _WEIGHED = {
-    Grid.INT4: Effort(2, 2, Weighing.ALIKE),
-    Grid.INT4_ZERO: Effort(1, 2, Weighing.ALIKE),
-    Grid.TABLE: Effort(2, 1, Weighing.ALIKE),
-    Grid.INT8: Effort(1, 0, Weighing.ALIKE),
+    Grid.INT4: Effort(2, 2),
+    Grid.INT4_ZERO: Effort(1, 2),
+    Grid.TABLE: Effort(2, 1),
+    Grid.INT8: Effort(1, 0),
 }
 
 
 def effort(grid: Grid, inputs: Prepared) -> Effort:
     """What gave the least KL divergence on small models, with these inputs.
 
-    SmolLM2-135M, int4 with importance: .223 with h sqrt(mean w^2 + w^2) and one end, .208 with h
-    alone, .173 with h, both ends and two refits. Without importance: .417 with w^2, .366 with 1;
-    Gemma-3-270M .317 and .293.
+    SmolLM2-135M, int4 with importance: .208 with one end, .173 with both and two refits. Functions
+    of the weight beside the importance made it worse: .223 with sqrt(mean w^2 + w^2); without
+    importance .417 with w^2 against .366 (Gemma-3-270M .317 and .293).
     """
     return (_UNWEIGHED if inputs.importance is None else _WEIGHED)[grid]
 
@@ -123,7 +121,6 @@ def search(
         found.zeros,
         grid=grid.value,
         group=group,
-        weighing=how.weighing.value,
         ends=how.ends,
         refits=how.refits,
         importance=inputs.importance,

@@ -8,7 +8,7 @@ from llmrun.kernels.host import HostArray
 from llmrun.quant.blocks import blocks_of_groups, working_blocks
 from llmrun.quant.compensation import NOTHING, Prepared
 from llmrun.quant.search import FACTORS, Effort, Grid, Searched, effort, expect_width, results
-from llmrun.quant.weighting import importance_of, lane_sum
+from llmrun.quant.weighting import lane_sum
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def _best_scales(
     """Return fp32 scales [B] as the weights' type holds them, and zero points for INT4_ZERO.
 
     Weights and scales are first brought near 1 by a power of two per group. That is exact and
-    changes no choice, but keeps w^4 from vanishing below 1e-10 or overflowing above 1e9.
+    changes no choice, but keeps squares from vanishing below 1e-19 or overflowing above 1e19.
     """
     import torch
 
@@ -115,7 +115,7 @@ def _best_scales(
     # 2^-exponent by its bits: no library's pow has to be exact for it.
     power = ((127 - exponent.clamp_(-126, 126)) << 23).view(torch.float32)
     near = weights * power
-    importance = importance_of(near, task.effort.weighing, columns)
+    importance = torch.ones_like(near) if columns is None else columns
     least = torch.full_like(magnitude, torch.inf)
     best, zero = torch.ones_like(magnitude), torch.zeros_like(magnitude)
 

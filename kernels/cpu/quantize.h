@@ -19,27 +19,18 @@ enum llmr_grid : int32_t {
   LLMR_GRID_INT8 = 3        // s * (u - 128)
 };
 
-// How much an error counts in the search: the column's importance (1 if there is none) times
-enum llmr_weighing : int32_t {
-  LLMR_WEIGH_ALIKE = 0,  // 1
-  LLMR_WEIGH_ROOT = 1,   // sqrt(mean of w^2 over the group + w^2)
-  LLMR_WEIGH_SQUARE = 2  // w^2
-};
-
 // One weight [n, k] to quantize; quant/search.py and quant/compensation.py are the definition. `group` is 32,
 // 64 or 128 and divides k and every width.
 struct llmr_quantization {
   int32_t grid;     // llmr_grid
   int32_t type;     // llmr_type of weights and scales
   int32_t group;
-  int32_t weighing;  // llmr_weighing
   int32_t ends;      // of a grid with signed scales that the extreme weight is tried on: 1 or 2
   int32_t refits;    // least-squares steps after the candidates
   int32_t n_blocks;  // of columns within which errors are compensated; 0: they are not
-  int32_t reserved;
   int64_t n, k;
   const void *weights;
-  const float *importance;      // [k], of each column, or null
+  const float *importance;      // [k]: how much a column's error counts in the search; null: all 1
   const float *table;           // [16] ascending, for LLMR_GRID_TABLE
   const int64_t *widths;        // [n_blocks] columns of each block, together k; at most 2048 each
   const float *const *factors;  // [n_blocks] -> [width, width]: the part of column j's error that column i > j

@@ -20,9 +20,6 @@ _TYPES = {DType.F16: abi.F16, DType.BF16: abi.BF16, DType.F32: abi.F32}
 INT4, INT4_ZERO, TABLE, INT8 = range(4)
 """Grids: what codes stand for (llmr_grid)."""
 
-ALIKE, ROOT, SQUARE = range(3)
-"""How much an error counts beside the importance of its column (llmr_weighing)."""
-
 SHARED_FROM = 1 << 16
 """Weights from which rows are shared among threads."""
 
@@ -37,11 +34,9 @@ class _Quantization(ctypes.Structure):
         ("grid", ctypes.c_int32),
         ("type", ctypes.c_int32),
         ("group", ctypes.c_int32),
-        ("weighing", ctypes.c_int32),
         ("ends", ctypes.c_int32),
         ("refits", ctypes.c_int32),
         ("n_blocks", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("weights", ctypes.c_void_p),
@@ -81,7 +76,6 @@ def search(
     *,
     grid: int,
     group: int,
-    weighing: int = SQUARE,
     ends: int = 1,
     refits: int = 0,
     importance: HostArray | None = None,
@@ -123,7 +117,6 @@ def search(
         grid=grid,
         type=_TYPES[weights.dtype],
         group=group,
-        weighing=weighing,
         ends=ends,
         refits=refits,
         n_blocks=blocks,

@@ -167,7 +167,7 @@ TableCodes table_of(const float *entries) {
 void quantize_group(const llmr_quantization &what, Column *w, const float *importance, const float *factors,
                     int64_t width, Column *d, Coded *coded) {
   Group group;
-  prepare(w, what.group, what.weighing, importance, &group);
+  prepare(w, what.group, importance, &group);
   Found *found = &coded->found;
   switch (what.grid) {
     case LLMR_GRID_INT4: {

@@ -192,29 +192,14 @@ void find_extremes(const float (*w)[LANES], Group *group) {
 }
 
 // `columns`: importance of the group's columns, or null.
-void prepare(const float (*w)[LANES], int n, int weighing, const float *columns, Group *group) {
+void prepare(const float (*w)[LANES], int n, const float *columns, Group *group) {
   group->n = n;
   find_extremes(w, group);
-  Lanes lanes[8] = {};
   for (int k = 0; k < n; k++)
     for (int r = 0; r < LANES; r++) {
-      const float x = w[k][r] * group->power.at[r];
-      group->w[k][r] = x;
-      group->a[k][r] = weighing == LLMR_WEIGH_ALIKE ? 1 : x * x;
-      lanes[k & 7].at[r] += x * x;
+      group->w[k][r] = w[k][r] * group->power.at[r];
+      group->a[k][r] = columns == nullptr ? 1 : columns[k];
     }
-  if (weighing == LLMR_WEIGH_ROOT) {
-    Lanes mean;
-    for (int r = 0; r < LANES; r++)
-      mean.at[r] = (((lanes[0].at[r] + lanes[4].at[r]) + (lanes[2].at[r] + lanes[6].at[r])) +
-                    ((lanes[1].at[r] + lanes[5].at[r]) + (lanes[3].at[r] + lanes[7].at[r]))) /
-                   n;
-    for (int k = 0; k < n; k++)
-      for (int r = 0; r < LANES; r++) group->a[k][r] = __builtin_sqrtf(mean.at[r] + group->a[k][r]);
-  }
-  if (columns == nullptr) return;
-  for (int k = 0; k < n; k++)
-    for (int r = 0; r < LANES; r++) group->a[k][r] *= columns[k];
 }
 
 // The least error so far, and what gave it.

@@ -45,6 +45,8 @@ CHARACTERS_PER_TOKEN = 12
 TYPICAL_CHARACTERS = 3 * SEQUENCE_TOKENS
 """A text that is shorter fills no sequence, so it is not cut into more."""
 
+NO_TEXT = "no calibration text: all inputs of a layer count the same"
+
 WORDS = ("auto", "none", "bundled", "self", "random")
 
 
@@ -88,21 +90,23 @@ class Decision:
 def choose_calibration(
     wanted: str,
     source: Source,
-    conversation: Conversation,
+    conversation: Conversation | None,
     make_backend: Callable[[], Backend],
     n_tokens: int = DEFAULT_TOKENS,
 ) -> Decision:
     """Turn ``--calibrate`` into a decision.
 
     ``auto``: the bundled text if that is quick, else none; ``bundled``, ``self`` (text the model
-    makes up) and ``random`` (no text at all) by those names; anything else is a file. UsageError
+    makes up) and ``random`` (no text at all) by those names; anything else is a file.
+    ``conversation`` may be missing where no tokenizer is needed (none, random). UsageError
     for a file that cannot be read or holds too little; DoesNotFitError if the model is too large
     to be run whole for ``self``.
     """
     if wanted == "none":
-        return Decision(None, "no calibration text: all inputs of a layer count the same")
+        return Decision(None, NO_TEXT)
     if wanted == "random":
         return _decided(drawn(source.binding.spec.vocab, n_tokens))
+    assert conversation is not None
     if wanted == "self":
         from llmrun.cli.calibration_sampling import sampled
 
@@ -111,7 +115,7 @@ def choose_calibration(
             Calibration(sequences, _described("text sampled from the model", sequences))
         )
     if wanted in ("auto", "bundled"):
-        seconds = predicted_seconds(source.binding.spec, n_tokens, dense_rate(make_backend()))
+        seconds = calibrating_seconds(source, make_backend, n_tokens)
         if wanted == "auto" and seconds > AUTOMATIC_SECONDS:
             return Decision(
                 None,
@@ -120,6 +124,13 @@ def choose_calibration(
             )
         return _decided(bundled(conversation, n_tokens), f", about {max(seconds, 1):.0f} s")
     return _decided(from_file(Path(wanted), conversation.tokenizer, n_tokens))
+
+
+def calibrating_seconds(
+    source: Source, make_backend: Callable[[], Backend], n_tokens: int = DEFAULT_TOKENS
+) -> float:
+    """How long reading a text would take here, measured in a moment."""
+    return predicted_seconds(source.binding.spec, n_tokens, dense_rate(make_backend()))
 
 
 def bundled(conversation: Conversation, n_tokens: int) -> Calibration:

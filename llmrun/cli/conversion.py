@@ -231,7 +231,8 @@ class Conversion:
 
 def _prepared(inputs: Mapping[str, Inputs]) -> dict[str, Prepared]:
     """Made ready for quantizers, once for all linears that share their inputs."""
-    ready = {id(own): compensation.prepare(own) for own in inputs.values()}
+    distinct = {id(own): own for own in inputs.values()}
+    ready = {key: compensation.prepare(own) for key, own in distinct.items()}
     return {name: ready[id(own)] for name, own in inputs.items()}
 
 

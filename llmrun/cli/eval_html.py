@@ -56,7 +56,8 @@ code { font: .8em ui-monospace, monospace; overflow-wrap: anywhere }
 NOTES = """KL divergence says how far the child's distribution over the next token is from the
 reference's, in nats, averaged over all scored positions; 0 is the same model. The noise floor is
 the KL of the reference against itself with its hidden states shaken by 2<sup>-9</sup> after every
-layer, as 16-bit arithmetic might: a KL near it means nothing. Signal to noise compares the hidden
+layer, as 16-bit arithmetic might: a KL near it means nothing. KL by layer applies final norm and
+head behind each layer, on a few positions of the text. Signal to noise compares the hidden
 states behind each layer, each token weighing alike. This is fidelity to the reference, not a score
 on a task."""
 
@@ -144,6 +145,11 @@ def _charts(records: Sequence[EvalRecord]) -> list[str]:
             eval_svg.kl_by_bits(records) if len(records) > 1 else "",
             "KL against bits per weight",
             "Lower left is better; the scale of KL is logarithmic.",
+        ),
+        (
+            eval_svg.kl_by_layer(records),
+            "KL by layer",
+            "Lower is better: what final norm and head would predict if this layer were the last.",
         ),
         (
             eval_svg.sqnr_by_layer(records),

@@ -1,22 +1,26 @@
 """A reference and its children pushed through their layers side by side, and what differs.
 
-At any moment one layer of one model is bound to a backend (at the end the heads of all), beside
-the hidden states of each. The reference computes with plain numbers; a noisy twin of it, whose
-states are shaken after every layer, measures how much of a difference means nothing.
+At any moment one layer of one model is bound to a backend, beside the hidden states of each; at
+the end, for KL by layer from the start, the heads of all. The reference computes with plain
+numbers; a noisy twin of it, whose states are shaken after every layer, measures how much of a
+difference means nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, prod
 
+from llmrun.cli.eval_blocks import aligned, predicted
+from llmrun.cli.eval_lens import Read, Sample, kl_behind_layer, sample
 from llmrun.kernels.forms import Form
 from llmrun.kernels.ops import Backend
 from llmrun.model.decoder import MAX_TOKENS
 from llmrun.model.parameters import expected, layer_of
 from llmrun.model.spec import DecoderSpec
-from llmrun.model.streaming import LayerStream
+from llmrun.model.streaming import Ending, LayerStream
 from llmrun.quant.deviation import StateError, dense, relative_mse
-from llmrun.quant.fidelity import Comparison, Fidelity, Predictions, predictions
+from llmrun.quant.fidelity import Comparison, Fidelity
 
 NOISE = 2.0**-9
 """Relative noise of the twin: half a step of bf16, in which models are usually run."""
@@ -55,9 +59,14 @@ class Windows:
     vocab: int
 
     @property
+    def positions(self) -> range:
+        """Those of a sequence that are scored."""
+        return range(self.first, len(self.sequences[0]) - 1)
+
+    @property
     def scored(self) -> int:
-        """Positions that are scored."""
-        return len(self.sequences) * (len(self.sequences[0]) - 1 - self.first)
+        """Positions that are scored, in all."""
+        return len(self.sequences) * len(self.positions)
 
 
 @dataclass(frozen=True)
@@ -71,43 +80,84 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Measured:
-    """One child. ``sqnr_db``: of the hidden states behind each layer; ``tensors``: worst first."""
+    """One child. ``sqnr_db``: of the hidden states behind each layer; ``tensors``: worst first.
+
+    ``kl_by_layer``: mean KL of what final norm and head read off behind each layer; nan where
+    nothing is finite, empty if it was not asked for.
+    """
 
     fidelity: Fidelity
     sqnr_db: tuple[float, ...]
     tensors: tuple[TensorError, ...]
+    kl_by_layer: tuple[float, ...] = ()
 
 
-@dataclass(eq=False)
 class _Run:
-    """A child on its way."""
+    """A model on its way."""
 
-    side: Side
-    stream: LayerStream
-    errors: list[StateError] = field(default_factory=list)
-    tensors: list[TensorError] = field(default_factory=list)
-    comparison: Comparison = field(default_factory=Comparison)
+    def __init__(self, side: Side, windows: Windows, meter: "_Meter") -> None:
+        self.side = side
+        self.stream = LayerStream(
+            side.spec, side.backend, windows.sequences, kv_form=KV_FORM, between=meter.tick
+        )
+
+    @cached_property
+    def ending(self) -> Ending:
+        """Its head, in memory from the first use on."""
+        return self.stream.ending(self.side.outer())
+
+    @property
+    def read(self) -> Read:
+        """To be read off between two layers."""
+        return Read(self.stream, self.ending)
+
+
+class _Child(_Run):
+    """A child on its way, and what was found so far."""
+
+    def __init__(self, side: Side, windows: Windows, meter: "_Meter") -> None:
+        super().__init__(side, windows, meter)
+        self.errors: list[StateError] = []
+        self.tensors: list[TensorError] = []
+        self.kls: list[float] = []
+        self.comparison = Comparison()
 
     def measured(self) -> Measured:
         worst = sorted(self.tensors, key=lambda error: (-error.relative_mse, error.name))
         sqnr = tuple(error.sqnr_db for error in self.errors)
-        return Measured(self.comparison.finish(), sqnr, tuple(worst))
+        return Measured(self.comparison.finish(), sqnr, tuple(worst), tuple(self.kls))
 
 
 def run(
-    reference: Side, children: Sequence[Side], windows: Windows, on_work: OnWork
+    reference: Side,
+    children: Sequence[Side],
+    windows: Windows,
+    on_work: OnWork,
+    *,
+    by_layer: bool = False,
 ) -> tuple[Fidelity, list[Measured]]:
-    """Compare each child with the reference; also the reference with its noisy twin (first)."""
+    """Compare each child with the reference; also the reference with its noisy twin (first).
+
+    ``by_layer``: KL by layer too, for which all heads stay in memory meanwhile.
+    """
     reference = _exact(reference)
-    meter = _Meter(reference.spec, windows, 2 + len(children), on_work)
-    parent = _stream(reference, windows, meter)
-    runs = [_Run(child, _stream(child, windows, meter)) for child in children]
-    twin = _layers(reference, parent, runs, meter)
-    outer = reference.outer()
-    ends = [(parent, outer), (twin, outer), *((one.stream, one.side.outer()) for one in runs)]
+    lens = sample(len(windows.sequences), windows.positions) if by_layer else None
+    meter = _Meter(reference.spec, windows, len(children), lens, on_work)
+    parent = _Run(reference, windows, meter)
+    runs = [_Child(child, windows, meter) for child in children]
+    twin = _embed(parent, runs)
+    for number in range(len(reference.spec.layers)):
+        _layer(number, parent, twin, runs)
+        if lens is not None:
+            reads = [one.read for one in runs]
+            kls = kl_behind_layer(parent.read, reads, lens, windows.vocab, meter.read)
+            for one, kl in zip(runs, kls, strict=True):
+                one.kls.append(kl)
+    ends = [(parent.stream, parent.ending), (twin, parent.ending)]
+    ends += [(one.stream, one.ending) for one in runs]
     floor = Comparison()
-    for sequence, positions, blocks in _aligned(
-        [_predicted(stream, tensors, windows) for stream, tensors in ends]
+    for sequence, positions, blocks in aligned(
+        [predicted(stream, ending, windows.positions, windows.vocab) for stream, ending in ends]
     ):
         ids = windows.sequences[sequence]
         targets = [ids[position + 1] for position in positions]
@@ -115,38 +165,31 @@ def run(
         floor.add(ref, shaken, targets)
         for one, own in zip(runs, others, strict=True):
             one.comparison.add(ref, own, targets)
-        meter.scored(len(positions))
+        meter.read(len(positions) * len(ends))
     return floor.finish(), [one.measured() for one in runs]
 
 
-def _layers(
-    reference: Side, parent: LayerStream, runs: Sequence[_Run], meter: "_Meter"
-) -> LayerStream:
-    outer = reference.outer()
-    parent.embed(outer)
-    twin = parent.fork()
+def _embed(parent: _Run, runs: Sequence[_Child]) -> LayerStream:
+    """Look all ids up; the states of the twin."""
+    outer = parent.side.outer()
+    parent.stream.embed(outer)
     for one in runs:
         tensors = one.side.outer()
         one.stream.embed(tensors)
         one.tensors += _differences(outer, tensors)
-    del outer
-    for number in range(len(reference.spec.layers)):
-        plain = reference.layer(number)
-        parent.run_layer(number, plain)
-        twin.run_layer(number, plain)
-        twin.add_noise(NOISE, SEED, number)
-        for one in runs:
-            tensors = one.side.layer(number)
-            one.stream.run_layer(number, tensors)
-            one.tensors += _differences(plain, tensors)
-            one.errors.append(_state_error(parent, one.stream))
-    return twin
+    return parent.stream.fork()
 
 
-def _stream(side: Side, windows: Windows, meter: "_Meter") -> LayerStream:
-    return LayerStream(
-        side.spec, side.backend, windows.sequences, kv_form=KV_FORM, between=meter.tick
-    )
+def _layer(number: int, parent: _Run, twin: LayerStream, runs: Sequence[_Child]) -> None:
+    plain = parent.side.layer(number)
+    parent.stream.run_layer(number, plain)
+    twin.run_layer(number, plain)
+    twin.add_noise(NOISE, SEED, number)
+    for one in runs:
+        tensors = one.side.layer(number)
+        one.stream.run_layer(number, tensors)
+        one.tensors += _differences(plain, tensors)
+        one.errors.append(_state_error(parent.stream, one.stream))
 
 
 def _exact(side: Side) -> Side:
@@ -178,62 +221,18 @@ def _state_error(reference: LayerStream, child: LayerStream) -> StateError:
     return error
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Predictions at some positions of a sequence."""
-
-    sequence: int
-    positions: range
-    made: Predictions
-
-    def first(self, count: int) -> "_Block":
-        return self._part(0, count)
-
-    def behind(self, count: int) -> "_Block":
-        return self._part(count, len(self.positions))
-
-    def _part(self, start: int, stop: int) -> "_Block":
-        if (start, stop) == (0, len(self.positions)):
-            return self
-        return replace(self, positions=self.positions[start:stop], made=self.made.rows(start, stop))
-
-
-def _predicted(stream: LayerStream, outer: Tensors, windows: Windows) -> Iterator[_Block]:
-    last = len(windows.sequences[0]) - 1
-    for rows in stream.logits(outer, windows.first):
-        made = _Block(rows.sequence, rows.positions, predictions(rows.logits, windows.vocab))
-        if made.positions[-1] == last:  # no token stands behind it
-            made = made.first(len(made.positions) - 1)
-        if made.positions:
-            yield made
-
-
-def _aligned(
-    streams: Sequence[Iterator[_Block]],
-) -> Iterator[tuple[int, range, list[Predictions]]]:
-    """Sequence, positions, and each stream's predictions there.
-
-    All go through the same positions, but models with heads of different sizes in blocks of
-    different lengths.
-    """
-    held = [next(stream, None) for stream in streams]
-    while blocks := [block for block in held if block is not None]:
-        count = min(len(block.positions) for block in blocks)
-        yield (
-            blocks[0].sequence,
-            blocks[0].positions[:count],
-            [block.first(count).made for block in blocks],
-        )
-        held = [
-            block.behind(count) if len(block.positions) > count else next(stream, None)
-            for block, stream in zip(blocks, streams, strict=True)
-        ]
-
-
 class _Meter:
     """Counts multiply-adds, so that layers and head are compared by what they take."""
 
-    def __init__(self, spec: DecoderSpec, windows: Windows, streams: int, on_work: OnWork) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        windows: Windows,
+        children: int,
+        lens: Sample | None,
+        on_work: OnWork,
+    ) -> None:
+        streams = 2 + children
         tokens = len(windows.sequences) * len(windows.sequences[0])
         layers = sum(
             prod(parameter.shape)
@@ -242,10 +241,13 @@ class _Meter:
         )
         chunks = sum(ceil(len(ids) / MAX_TOKENS) for ids in windows.sequences)
         self._per_call = layers * tokens // (chunks * len(spec.layers))
-        self._per_position = streams * windows.vocab * (spec.hidden + STATISTICS_COST)
+        self._per_row = windows.vocab * (spec.hidden + STATISTICS_COST)
+        rows = windows.scored * streams
+        if lens is not None:
+            rows += lens.rows * len(spec.layers) * (1 + children)
         # Each stream is asked between chunks of every layer, and before: when it looks ids up.
         self._calls = streams * chunks * len(spec.layers)
-        self._total = self._calls * self._per_call + windows.scored * self._per_position
+        self._total = self._calls * self._per_call + rows * self._per_row
         self._done = 0
         self._on_work = on_work
 
@@ -256,7 +258,7 @@ class _Meter:
             self._done += self._per_call
         self._on_work(self._done, self._total)
 
-    def scored(self, positions: int) -> None:
-        """Positions of all streams."""
-        self._done += positions * self._per_position
+    def read(self, rows: int) -> None:
+        """Logits of positions, each stream's counted."""
+        self._done += rows * self._per_row
         self._on_work(min(self._done, self._total), self._total)

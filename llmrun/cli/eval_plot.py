@@ -1,7 +1,6 @@
 """Charts of evaluations in block characters: they need no colour and pipe as text.
 
-Hidden states' signal to noise by layer, KL by the reference's confidence, and, of several schemes,
-KL against bits per weight.
+KL by layer, KL by the reference's confidence, and, of several schemes, KL against bits per weight.
 """
 
 import math
@@ -26,6 +25,9 @@ LIMITS = ((LOSSLESS_KL, "lossless-ish"), (GOOD_KL, "good"), (VISIBLE_KL, "visibl
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _SIGNS = "●▲■◆○△□◇"
+DECADES = 4
+"""Powers of ten below the largest KL that are drawn; what is smaller stands at the bottom."""
+
 _AXIS = 7
 """Columns left of a chart: its labels and the axis."""
 
@@ -34,24 +36,26 @@ def charts(records: Sequence[EvalRecord], columns: int) -> str:
     """All charts there are to draw, in at most ``columns``."""
     width = max(NARROWEST, min(columns, WIDEST))
     if len(records) > 1:
-        drawn = [kl_by_bits(records, width), sqnr_side_by_side(records, width)]
+        drawn = [kl_by_bits(records, width), kl_side_by_side(records, width)]
     else:
-        drawn = [sqnr_by_layer(records[0], width), kl_by_confidence(records[0], width)]
+        drawn = [kl_by_layer(records[0], width), kl_by_confidence(records[0], width)]
     return "\n\n".join(drawn) + "\n"
 
 
-def sqnr_by_layer(record: EvalRecord, width: int) -> str:
-    """Columns: decibels behind each layer. Full height: the same states; x: not finite."""
-    values = record.measured.sqnr_db
-    low, high = _decibel_range(values)
+def kl_by_layer(record: EvalRecord, width: int) -> str:
+    """Columns: KL behind each layer, on a logarithmic scale. Empty: 0; x: not finite."""
+    values = record.measured.kl_by_layer
+    title = f"{record.subject.scheme}: KL by layer, logarithmic, lower is better"
+    ends = kl_range(values)
+    if ends is None:
+        return f"{title}: nothing to draw"
+    low, high = ends
     room = width - _AXIS
     wide = max(1, min(room // len(values), 3))
     bins = _merged(values, room // wide)
 
     def level(value: float) -> int:
-        if not math.isfinite(value):
-            return 8 * HEIGHT
-        return max(1, round(8 * HEIGHT * (value - low) / (high - low)))
+        return max(1, round(8 * HEIGHT * _share(value, low, high))) if value > 0 else 0
 
     rows = []
     for line in range(HEIGHT - 1, -1, -1):
@@ -59,53 +63,73 @@ def sqnr_by_layer(record: EvalRecord, width: int) -> str:
             "x" if math.isnan(value) else _EIGHTHS[min(8, max(0, level(value) - 8 * line))]
             for value in bins
         ]
-        label = {HEIGHT - 1: f"{high}", 0: f"{low}"}.get(line, "")
+        label = {HEIGHT - 1: _tick(high), 0: _tick(low)}.get(line, "")
         rows.append(f"{label:>{_AXIS - 2}} │" + "".join(cell * wide for cell in cells))
-    title = f"{record.subject.scheme}: signal to noise of hidden states, dB, by layer"
     return "\n".join([title, *rows, *_layer_axis(len(values), wide * len(bins))])
 
 
-def sqnr_side_by_side(records: Sequence[EvalRecord], width: int) -> str:
+def kl_side_by_side(records: Sequence[EvalRecord], width: int) -> str:
     """Lines of several schemes on one scale; each has a sign of its own, named at its end."""
-    series = [record.measured.sqnr_db for record in records]
+    series = [record.measured.kl_by_layer for record in records]
     names = [record.subject.scheme for record in records]
+    title = "KL by layer, logarithmic, lower is better"
+    found = kl_range([value for values in series for value in values])
+    if found is None:
+        return f"{title}: nothing to draw"
+    low, high = found
     room = width - _AXIS - max(map(len, names)) - 1
     count = len(series[0])
     wide = max(1, min(room // count, 3))
     bins = [_merged(values, room // wide) for values in series]
-    low, high = _decibel_range([value for values in series for value in values])
     room = wide * len(bins[0])
     grid = [[" "] * room for _ in range(LINES_HEIGHT)]
     ends = [""] * LINES_HEIGHT
 
     def line(value: float) -> int:
-        if not math.isfinite(value):
-            return 0 if value > 0 else LINES_HEIGHT - 1
-        return round((high - value) / (high - low) * (LINES_HEIGHT - 1))
+        return round((1 - _share(value, low, high)) * (LINES_HEIGHT - 1))
 
     for sign, name, values in zip(_signs(len(names)), names, bins, strict=True):
         for place, value in enumerate(values):
             grid[line(value)][place * wide + wide // 2] = "x" if math.isnan(value) else sign
         end = line(values[-1])
         ends[end] += f" {name}" if not ends[end] else f", {name}"
-    labels = {0: f"{high}", LINES_HEIGHT - 1: f"{low}"}
+    labels = {0: _tick(high), LINES_HEIGHT - 1: _tick(low)}
     rows = [
-        f"{labels.get(i, ''):>{_AXIS - 2}} │{''.join(cells)}{end}".rstrip()
+        f"{labels.get(i, ''):>{_AXIS - 2}} │{''.join(cells)}{end}".rstrip()[:width]
         for i, (cells, end) in enumerate(zip(grid, ends, strict=True))
     ]
-    title = "signal to noise of hidden states, dB, by layer, higher is better"
     return "\n".join([title, *rows, *_layer_axis(count, room)])
+
+
+def kl_range(values: Sequence[float]) -> tuple[float, float] | None:
+    """Numbers of one digit around what of the values has a logarithm; None if nothing has."""
+    drawn = [value for value in values if value > 0]
+    if not drawn:
+        return None
+    high = _one_digit(max(drawn), math.ceil)
+    low = _one_digit(max(min(drawn) / 1.25, high / 10**DECADES), math.floor)
+    return low, high
+
+
+def _one_digit(value: float, towards: Callable[[float], int]) -> float:
+    exponent = math.floor(math.log10(value))
+    return towards(value / 10.0**exponent) * 10.0**exponent
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """Of the height, from 0 to 1; nan is at the top."""
+    if math.isnan(value):
+        return 1.0
+    return math.log(min(max(value, low), high) / low) / math.log(high / low)
+
+
+def _tick(value: float) -> str:
+    text = f"{value:.3g}"
+    return text if len(text) <= _AXIS - 2 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def _signs(count: int) -> list[str]:
     return [_SIGNS[i % len(_SIGNS)] for i in range(count)]
-
-
-def _decibel_range(values: Sequence[float]) -> tuple[int, int]:
-    """Multiples of 5 around the values, with some room below the lowest."""
-    finite = [value for value in values if math.isfinite(value)]
-    low = 5 * math.floor(min(finite, default=0) / 5 - 0.2)
-    return low, max(5 * math.ceil(max(finite, default=0) / 5), low + 5)
 
 
 def _layer_axis(count: int, room: int) -> list[str]:
@@ -207,9 +231,9 @@ def _bar(share: float, room: int) -> str:
 
 
 def _merged(values: Sequence[float], most: int) -> list[float]:
-    """At most so many values: the lowest of each run; one that is not finite wins."""
+    """At most so many values: the highest of each run; one that is not finite wins."""
     if len(values) <= most:
         return list(values)
     edges = [i * len(values) // most for i in range(most + 1)]
     runs = [values[a:b] for a, b in pairwise(edges)]
-    return [next((v for v in run if math.isnan(v)), min(run)) for run in runs]
+    return [next((v for v in run if math.isnan(v)), max(run)) for run in runs]

@@ -154,6 +154,7 @@ def to_json(record: EvalRecord) -> Json:
         "verdict": record.verdict,
         "nonfinite": record.nonfinite,
         "sqnr_db": list(record.measured.sqnr_db),
+        "kl_by_layer": list(record.measured.kl_by_layer),
         "worst_tensors": [_fields(error) for error in record.measured.tensors[:WORST]],
         "seconds": setup.seconds,
         "peak_host_bytes": setup.peak_host_bytes,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from llmrun.cli.eval_plot import LIMITS
+from llmrun.cli.eval_plot import LIMITS, kl_range
 from llmrun.cli.eval_record import EvalRecord
 from llmrun.cli.eval_table import decibels, number
 
@@ -74,6 +74,21 @@ def kl_by_bits(records: Sequence[EvalRecord]) -> str:
     return _svg(parts, "Mean KL against bits per weight")
 
 
+def kl_by_layer(records: Sequence[EvalRecord]) -> str:
+    """KL behind each layer (logarithmic), a line for each scheme; without what is 0."""
+    series = [record.measured.kl_by_layer for record in records]
+    found = kl_range([value for values in series for value in values])
+    if found is None:
+        return ""
+    y = upright(*found, log=True)
+    ticks = [_tick_y(y, tick, f"{tick:g}") for tick in _decades(y)]
+    shown = [
+        [(n, value, f"KL {number(value)}") for n, value in enumerate(values) if value > 0]
+        for values in series
+    ]
+    return _svg([*_layers(len(series[0]), ticks), *_by_layer(records, shown, y)], "KL by layer")
+
+
 def sqnr_by_layer(records: Sequence[EvalRecord]) -> str:
     """Decibels behind each layer, a line for each scheme."""
     series = [record.measured.sqnr_db for record in records]
@@ -82,26 +97,39 @@ def sqnr_by_layer(records: Sequence[EvalRecord]) -> str:
         return ""
     low, high = 5 * math.floor(min(finite) / 5), 5 * math.ceil(max(finite) / 5)
     high = max(high, low + 5)
-    count = len(series[0])
-    x, y = across(0, max(1, count - 1)), upright(low, high)
+    y = upright(low, high)
+    ticks = [_tick_y(y, tick, f"{tick} dB") for tick in range(low, high + 1, _step(low, high))]
+    shown = [
+        [(n, value, decibels(value)) for n, value in enumerate(values) if math.isfinite(value)]
+        for values in series
+    ]
+    parts = [*_layers(len(series[0]), ticks), *_by_layer(records, shown, y)]
+    return _svg(parts, "Signal to noise of hidden states by layer")
+
+
+def _layers(count: int, ticks: Sequence[str]) -> list[str]:
     step = max(1, -(-count // 8))
-    parts = [_grid_x(x, range(0, count, step), "layer")]
-    parts += [_tick_y(y, tick, f"{tick} dB") for tick in range(low, high + 1, _step(low, high))]
-    ends = []
-    for i, (record, values) in enumerate(zip(records, series, strict=True)):
-        shown = [(n, value) for n, value in enumerate(values) if math.isfinite(value)]
-        if not shown:
+    return [_grid_x(across(0, max(1, count - 1)), range(0, count, step), "layer"), *ticks]
+
+
+def _by_layer(
+    records: Sequence[EvalRecord], series: Sequence[Sequence[tuple[int, float, str]]], y: Axis
+) -> list[str]:
+    """A line for each scheme: of its points layer, value and what it says."""
+    x = across(0, max(1, len(records[0].measured.sqnr_db) - 1))
+    parts, ends = [], []
+    for i, (record, points) in enumerate(zip(records, series, strict=True)):
+        if not points:
             continue
-        path = " ".join(f"{x.at(n):.1f},{y.at(value):.1f}" for n, value in shown)
+        path = " ".join(f"{x.at(n):.1f},{y.at(value):.1f}" for n, value, _ in points)
         parts.append(f'<polyline class="line l{i % COLOURS}" points="{path}"/>')
         name = record.subject.scheme
         parts += [
-            _dot(i, x.at(n), y.at(value), 2.5, f"{name}, behind layer {n}: {decibels(value)}")
-            for n, value in shown
+            _dot(i, x.at(n), y.at(value), 2.5, f"{name}, behind layer {n}: {said}")
+            for n, value, said in points
         ]
-        ends.append((y.at(shown[-1][1]), i, name))
-    parts += _names(ends)
-    return _svg(parts, "Signal to noise of hidden states by layer")
+        ends.append((y.at(points[-1][1]), i, name))
+    return [*parts, *_names(ends)]
 
 
 def kl_by_percentile(records: Sequence[EvalRecord]) -> str:

@@ -42,6 +42,7 @@ class EvalOptions:
     """What the user asked for. ``schemes`` empty: the model as it is stored.
 
     ``against``: another model that is the reference; None: the model itself, as it is stored.
+    ``by_layer``: measure KL by layer too.
     """
 
     model: str
@@ -55,6 +56,7 @@ class EvalOptions:
     device: str = "auto"
     threads: int | None = None
     cpu_isa: str | None = None
+    by_layer: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def evaluate(options: EvalOptions, prepared: Prepared, on_work: OnWork) -> Evalu
             check(stopped)
             on_work(done, total)
 
-        floor, measured = run(reference, sides, prepared.cut.windows, heeding)
+        windows, by_layer = prepared.cut.windows, options.by_layer
+        floor, measured = run(reference, sides, windows, heeding, by_layer=by_layer)
         coverages = [each.coverage() for each in counted]
         setup = _setup(exact, threads, time.monotonic() - start_s)
         return [

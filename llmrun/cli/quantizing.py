@@ -6,11 +6,18 @@ is the same bytes every time.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.cli.apart import Stopped, check
-from llmrun.cli.calibration import WORDS, Calibration, choose_calibration
+from llmrun.cli.calibration import (
+    AUTOMATIC_SECONDS,
+    NO_TEXT,
+    WORDS,
+    Calibration,
+    calibrating_seconds,
+    choose_calibration,
+)
 from llmrun.cli.choice import Choice, CopyOptions, choose_scheme
 from llmrun.cli.conversation import open_conversation
 from llmrun.cli.conversion import Conversion, Recipe, prepare
@@ -68,6 +75,18 @@ class Order:
         """What names the copy among others of the same model."""
         return recipe(self.choice, self.options)
 
+    @property
+    def weighs(self) -> bool:
+        """Whether ``auto`` is to read a text: 8 bits are so close to the model that they gain
+        next to nothing by one."""
+        scheme = self.choice.scheme
+        assert scheme is not None
+        return scheme.weighted and scheme.family != WIDE_SCHEME
+
+    def calibrated(self, calibrate: str) -> "Order":
+        """The same with another calibration."""
+        return replace(self, options=replace(self.options, calibrate=calibrate))
+
 
 def order(
     name: str,
@@ -96,6 +115,26 @@ def order(
     return Order(local, source, choice, options)
 
 
+def settled(asked: Order, store: Store | None) -> tuple[Order, tuple[str, ...]]:
+    """Decide what ``--calibrate auto`` means here, so that copies are named by what was read.
+
+    A copy in the store that was calibrated on the bundled text is taken as it is; else the text is
+    read if that is quick. Also returns what is to be said.
+    """
+    if asked.options.calibrate != "auto":
+        return asked, ()
+    if not asked.weighs:
+        return asked.calibrated("none"), ()
+    bundled = asked.calibrated("bundled")
+    if store is not None and store.has(key_for(asked.local, bundled.recipe)):
+        return bundled, ()
+    seconds = calibrating_seconds(asked.source, asked.make_backend)
+    if seconds <= AUTOMATIC_SECONDS:
+        return bundled, ()
+    why = f"reading one would take about {seconds / 60:.0f} minutes here"
+    return asked.calibrated("none"), (f"no calibration text: {why} (--calibrate bundled does it)",)
+
+
 def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
     """Settle the recipe and plan the conversion; also returns what was decided, in sentences.
 
@@ -104,21 +143,29 @@ def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
     in more bits than the scheme promises (unless that is allowed).
     """
     choice, options = asked.choice, asked.options
+    assert choice.scheme is not None
+    if options.target_bpw is not None and choice.scheme.name == WIDE_SCHEME:
+        raise UsageError(
+            f"{WIDE_SCHEME} gives all weights 8 bits, so --target-bpw has nothing to choose",
+            "leave it out, or choose int4 or nl4",
+        )
     # What cannot be written is refused before a text is read.
     first = prepare(asked.source, choice, asked.local, Recipe(), asked.make_backend)
     if options.target_bpw is None:
         first.refuse_excess(allow_partial=options.allow_partial)
+    asked, said = settled(asked, None)
     calibration, notes = _calibration(asked)
-    settled = Recipe(calibration)
+    notes = (*said, *notes)
+    decided = Recipe(calibration)
     if options.target_bpw is not None:
         from llmrun.cli.upgrades import find_widened
 
         widened, note = find_widened(
             asked.source, choice, options.target_bpw, calibration, asked.make_backend, on_work
         )
-        settled = Recipe(calibration, widened)
+        decided = Recipe(calibration, widened)
         notes = (*notes, note)
-    conversion = prepare(asked.source, choice, asked.local, settled, asked.make_backend)
+    conversion = prepare(asked.source, choice, asked.local, decided, asked.make_backend)
     conversion.refuse_excess(allow_partial=options.allow_partial)
     return conversion, notes
 
@@ -126,15 +173,17 @@ def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
 def _calibration(asked: Order) -> tuple[Calibration | None, tuple[str, ...]]:
     scheme, wanted = asked.choice.scheme, asked.options.calibrate
     assert scheme is not None
-    if wanted == "auto" and scheme.family == WIDE_SCHEME and asked.options.target_bpw is None:
-        return None, ()  # so close to the model that a text would be read for nothing
-    if not scheme.weighted:
-        if wanted in ("auto", "none"):
-            return None, ()
+    if wanted == "none":
+        return None, (NO_TEXT,) if asked.weighs else ()
+    alone = wanted == "random" and scheme.family == WIDE_SCHEME  # they do not weigh, but compensate
+    if not scheme.weighted or alone:
         raise UsageError(
-            f"{scheme.name} weighs no errors, so a calibration text would change nothing",
+            f"{scheme.name} would be the same with --calibrate {wanted} as without",
             "leave --calibrate out, or choose int4 or nl4",
         )
+    if wanted == "random":
+        decision = choose_calibration(wanted, asked.source, None, asked.make_backend)
+        return decision.calibration, (decision.note,)
     conversation = open_conversation(asked.local.path, asked.source, None)
     try:
         decision = choose_calibration(wanted, asked.source, conversation, asked.make_backend)
@@ -210,6 +259,8 @@ def quantized_copy(
 
     Returns it opened, with what is worth saying. UnavailableError as ``quantize``.
     """
+    store = Store(settings.store_root)
+    asked, decided = settled(asked, store)
     notes: list[str] = []
     name = asked.choice.name
     expected = prepare(asked.source, asked.choice, asked.local, Recipe(), asked.make_backend)
@@ -219,7 +270,7 @@ def quantized_copy(
         waiting.end()
         with tensor_progress(progress, f"choosing what gets 8 bits beside {name}") as on_work:
             conversion, said = plan(asked, heeding(stopped, on_work))
-        notes.extend(said)
+        notes.extend((*decided, *said))
         with tensor_progress(progress, f"quantizing to {name}") as on_tensor:
             report, _ = conversion.write(
                 folder,
@@ -236,7 +287,7 @@ def quantized_copy(
 
     key = key_for(asked.local, asked.recipe)
     try:
-        path = Store(settings.store_root).ensure(key, write, on_wait=waiting.look)
+        path = store.ensure(key, write, on_wait=waiting.look)
     finally:
         waiting.end()
     return open_source(path), notes
@@ -253,7 +304,7 @@ def heeding(stopped: Stopped, on_tensor: OnTensor) -> OnTensor:
 
 
 def recipe(choice: Choice, options: CopyOptions) -> str:
-    """What names a quantized copy among others of the same model.
+    """What names a quantized copy among others of the same model, once its calibration is settled.
 
     A calibration text counts by its name and content: a file that changes makes another copy.
     """
@@ -262,7 +313,7 @@ def recipe(choice: Choice, options: CopyOptions) -> str:
         words.append("requantized")
     if options.target_bpw is not None:
         words.append(f"at {options.target_bpw:g} bits")
-    if options.calibrate != "auto":
+    if options.calibrate != "none":
         words.append(f"calibrated on {named_text(options.calibrate)}")
     return " ".join((*words, f"v{VERSION}"))
 

@@ -13,7 +13,7 @@ from math import prod
 from llmrun.cli.calibration import SEQUENCE_TOKENS, Calibration, drawn
 from llmrun.cli.choice import Choice, change, plan_weights
 from llmrun.cli.source import Source
-from llmrun.errors import ModelFileError
+from llmrun.errors import ModelFileError, UsageError
 from llmrun.kernels.forms import Form
 from llmrun.kernels.host import DType
 from llmrun.kernels.ops import Backend
@@ -48,6 +48,11 @@ def find_widened(
     scheme = choice.scheme
     assert scheme is not None
     sizes = _sizes(source, choice, scheme)
+    if not sizes:
+        raise UsageError(
+            f"{scheme.name} covers none of the model's layers: nothing is left to get 8 bits",
+            "leave --target-bpw out",
+        )
     weights, base, wide = (sum(column) for column in zip(*sizes.values(), strict=True))
     budget = budget_bytes(target_bpw, weights, base, wide)
     errors = errors_of_units(source, choice, calibration, make_backend(), on_work)
@@ -76,6 +81,7 @@ def errors_of_units(
     outer = source.outer()
     stream = _begun(spec, backend, _tried(spec, calibration), outer)
     reader = None if calibration is None else _begun(spec, backend, calibration.sequences, outer)
+    del outer
     errors: dict[Unit, float] = {}
     for layer in range(len(spec.layers)):
         on_work(f"layer {layer}", layer, len(spec.layers))

@@ -25,8 +25,8 @@ class Provenance:
     ``tool``: llmrun's version. ``model``, ``revision``: the source as its publisher names it;
     ``files``: its files, each with bytes and, where somebody took it, sha256. ``scheme``: what was
     asked for; ``recipe``: everything else that changes the result, as JSON. ``calibration``: the
-    text that importance was measured on, with the ``sha256`` of its token ids. ``requantized_from``: how the source
-    was quantized. ``license``: the source's own words.
+    text that importance was measured on, with the ``sha256`` of its token ids.
+    ``requantized_from``: how the source was quantized. ``license``: the source's own words.
     """
 
     tool: str

@@ -12,7 +12,7 @@ from typing import cast
 from llmrun.errors import ModelFileError
 from llmrun.kernels.forms import Dense, Form, rows
 from llmrun.kernels.host import HostArray
-from llmrun.kernels.ops import Array, Backend, KvLayer, Linear, Span, Step, Weight
+from llmrun.kernels.ops import Array, Backend, KvLayer, Linear, Norm, Span, Step, Weight
 from llmrun.model.decoder import MAX_TOKENS
 from llmrun.model.layer import LayerBinder, Workspace, issue
 from llmrun.model.observed import Observed, Observer
@@ -50,6 +50,14 @@ class _Scratch:
 
 
 @dataclass(frozen=True, eq=False)
+class Ending:
+    """A model's final norm and head, bound: in memory as long as somebody holds it."""
+
+    norm: Norm
+    head: Linear
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Logits F32 [R, V] of consecutive positions of a sequence; valid until the next ones."""
 
@@ -76,7 +84,8 @@ class LayerStream:
 
     ``kv_form``: how keys and values are held, as in a cache. ``between`` is called before each
     chunk and may raise to end the work. Tensors are canonical names to forms; each call binds the
-    ones it needs and drops them. ModelFileError for ids the model does not have.
+    ones it needs and drops them (an ``ending`` is its holder's). ModelFileError for ids the model
+    does not have.
     """
 
     def __init__(
@@ -144,30 +153,46 @@ class LayerStream:
             issue(ops, scratch.step, spec, layer, rope, scratch.kv, work)
         self._finish()
 
-    def logits(self, tensors: Tensors, first: int = 0) -> Iterator[Rows]:
-        """End: the logits of all positions from ``first`` on, some rows at a time.
-
-        ``tensors``: the final norm and the head (or the embedding it is tied to).
-        """
-        spec, ops, step = self.spec, self.backend, self._scratch.step
+    def ending(self, tensors: Tensors) -> Ending:
+        """Bind final norm and head (or the embedding it is tied to), apart from all layers."""
         last = FINAL_NORM.removesuffix(".weight")
-        weights, vectors = self._taken(tensors, EMBEDDING if spec.tied else HEAD, f"{last}.")
-        norm = LayerBinder(spec, weights, vectors).norm(last)
+        beginning = EMBEDDING if self.spec.tied else HEAD
+        weights, vectors = self._taken(tensors, beginning, f"{last}.")
         (head,) = weights.values()
-        ops.synchronize()
-        at_once = max(1, min(self._max_tokens, LOGIT_BYTES // (4 * spec.vocab)))
-        logits = ops.empty((at_once, spec.vocab))
+        norm = LayerBinder(self.spec, weights, vectors).norm(last)
+        self._finish()
+        return Ending(norm, Linear(head))
+
+    @property
+    def rows_at_once(self) -> int:
+        """Positions whose logits are computed at a time."""
+        return max(1, min(self._max_tokens, LOGIT_BYTES // (4 * self.spec.vocab)))
+
+    def logits(self, ending: Ending, first: int = 0) -> Iterator[Rows]:
+        """End: the logits of all positions from ``first`` on, some rows at a time."""
+        at_once = self.rows_at_once
+        logits = self.backend.empty((at_once, self.spec.vocab))
         for chunk in self._chunks:
             for start in range(max(0, first - chunk.position), len(chunk.ids), at_once):
                 self._between()
                 picked = range(start, min(start + at_once, len(chunk.ids)))
                 self._set(chunk, chunk.ids, picked)
-                ops.norm_head(
-                    step, chunk.h, norm, Linear(head), spec.logit_scale, logits, spec.logit_cap
-                )
+                self._norm_head(ending, chunk.h, logits)
                 positions = range(chunk.position + picked.start, chunk.position + picked.stop)
-                yield Rows(chunk.sequence, positions, ops.to_host(logits, len(picked)))
+                host = self.backend.to_host(logits, len(picked))
+                yield Rows(chunk.sequence, positions, host)
         self._finish()
+
+    def read(self, ending: Ending, states: HostArray) -> HostArray:
+        """Logits F32 [R, V] of hidden states F32 [R, D] from any layer, R <= ``rows_at_once``."""
+        count = states.shape[0]
+        h = self.backend.empty((count, self.spec.hidden))
+        self.backend.load(h, states)
+        logits = self.backend.empty((count, self.spec.vocab))
+        # A step wants ids and positions, but norm and head look at neither.
+        self._scratch.step.set([0] * count, [Span(0, 0, count, 0)], range(count))
+        self._norm_head(ending, h, logits)
+        return self.backend.to_host(logits, count)
 
     def states(self) -> Iterator[States]:
         """The hidden states, chunk by chunk, sequence after sequence."""
@@ -211,6 +236,11 @@ class LayerStream:
                 assert isinstance(form, Dense)
                 vectors[name] = self.backend.vector(form.w)
         return weights, vectors
+
+    def _norm_head(self, ending: Ending, h: Array, logits: Array) -> None:
+        spec, step = self.spec, self._scratch.step
+        scale, cap = spec.logit_scale, spec.logit_cap
+        self.backend.norm_head(step, h, ending.norm, ending.head, scale, logits, cap)
 
     def _set(self, chunk: _Chunk, ids: Sequence[int], picked: Sequence[int] = ()) -> None:
         span = Span(0, 0, len(ids), chunk.position)

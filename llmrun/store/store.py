@@ -101,6 +101,10 @@ class Store:
             raise self._unwritable(err) from err
         return removed
 
+    def has(self, key: Key) -> bool:
+        """Whether a derived artefact is here whole."""
+        return manifests.is_complete(self.root / layout.DERIVED / key.folder)
+
     def ensure(
         self,
         key: Key,

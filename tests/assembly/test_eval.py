@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from llmrun.cli import app, eval_models
 from llmrun.cli.choice import CopyOptions
-from llmrun.cli.eval_lockstep import _aligned, _Block
+from llmrun.cli.eval_blocks import Block, aligned
 from llmrun.cli.eval_text import Extent
 from llmrun.cli.evaluation import EvalOptions, Evaluation, evaluate, prepare
 from llmrun.cli.settings import Settings
@@ -337,10 +337,10 @@ def test_blocks_of_different_lengths_are_compared_position_by_position() -> None
         for length in lengths:
             stop = start + length
             made = Predictions(logp[start:stop], np.ones(length, bool))
-            yield _Block(0, range(start, stop), made)
+            yield Block(0, range(start, stop), made)
             start = stop
 
-    found = list(_aligned([stream(4, 4, 2), stream(3, 7), stream(10)]))
+    found = list(aligned([stream(4, 4, 2), stream(3, 7), stream(10)]))
     assert [list(positions) for _, positions, _ in found] == [
         [0, 1, 2], [3], [4, 5, 6, 7], [8, 9],
     ]  # fmt: skip

@@ -84,7 +84,7 @@ def streamed(stream: LayerStream, source: Source, first: int = 0) -> list[torch.
 
 def logits(stream: LayerStream, source: Source, first: int = 0) -> list[torch.Tensor]:
     parts: dict[int, list[torch.Tensor]] = {}
-    for rows in stream.logits(source.outer(), first):
+    for rows in stream.logits(stream.ending(source.outer()), first):
         found = parts.setdefault(rows.sequence, [])
         assert rows.positions.start == first + sum(map(len, found))
         found.append(tensor(rows.logits))

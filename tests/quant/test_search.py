@@ -104,7 +104,6 @@ def test_q020_same_bytes_for_every_instruction_set_and_number_of_threads(
             found.zeros,
             grid=grid.value,
             group=64,
-            weighing=how.weighing.value,
             ends=how.ends,
             refits=how.refits,
             importance=known.importance,

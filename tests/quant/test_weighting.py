@@ -1,4 +1,4 @@
-"""The order of sums, and the importance of errors against its formula."""
+"""The order of sums, and what can weigh errors."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmrun.quant.weighting import Weighing, importance_of, lane_sum, usable
+from llmrun.quant.weighting import lane_sum, usable
 
 F32 = np.float32
 
@@ -26,22 +26,6 @@ def test_the_order_of_a_sum_is_the_written_one(group: int) -> None:
     expected = [lanes(column) for column in terms.T]
     assert any(column.sum() != total for column, total in zip(terms.T, expected, strict=True))
     assert lane_sum(torch.from_numpy(terms.copy())).tolist() == expected
-
-
-@pytest.mark.parametrize("weighing", Weighing)
-def test_importance_is_the_formula(weighing: Weighing) -> None:
-    rng = np.random.default_rng(0)
-    w = rng.standard_normal((32, 50)).astype(F32)
-    h = np.exp(rng.standard_normal((32, 1))).astype(F32)
-    by_weight = {
-        Weighing.ALIKE: np.ones_like(w),
-        Weighing.ROOT: np.sqrt(np.mean(w * w, axis=0) + w * w),
-        Weighing.SQUARE: w * w,
-    }[weighing]
-    alone = importance_of(torch.from_numpy(w), weighing, None)
-    weighed = importance_of(torch.from_numpy(w), weighing, torch.from_numpy(h))
-    assert np.allclose(alone, by_weight, rtol=1e-6)
-    assert np.allclose(weighed, h * by_weight, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

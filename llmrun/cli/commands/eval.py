@@ -106,6 +106,7 @@ def command(
         device=device,
         threads=threads,
         cpu_isa=cpu_isa,
+        by_layer=as_json or plot or html is not None,
     )
     if html is not None:
         check_writable(html)

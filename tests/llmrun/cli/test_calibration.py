@@ -43,7 +43,7 @@ def starter(starter_gguf: Path) -> Iterator[tuple[Source, Conversation]]:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "dense_rate", lambda _: 1e12)
+    monkeypatch.setattr(module, "dense_rate", lambda _: 1e13)
 
 
 def tiny(folder: Path, name: str = "llama", number: int = 0) -> Source:
@@ -83,7 +83,7 @@ def test_no_text_is_read_unasked_where_that_takes_long(
     monkeypatch.setattr(module, "dense_rate", lambda _: 4e9)
     decision = choose_calibration("auto", source, conversation, backend)
     assert decision.calibration is None
-    assert "about 9 minutes" in decision.note
+    assert "about 16 minutes" in decision.note
     asked = choose_calibration("bundled", source, conversation, backend)
     assert asked.calibration is not None
     assert choose_calibration("none", source, conversation, backend).calibration is None

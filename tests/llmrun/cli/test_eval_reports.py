@@ -34,7 +34,11 @@ def fidelity(noise: float, n: int = 1200) -> Fidelity:
 
 
 def record(
-    scheme: str = "int4", bits: float = 4.5, noise: float = 0.5, sqnr: tuple[float, ...] = ()
+    scheme: str = "int4",
+    bits: float = 4.5,
+    noise: float = 0.5,
+    sqnr: tuple[float, ...] = (),
+    kl: tuple[float, ...] | None = None,
 ) -> EvalRecord:
     name = "a-publisher-with-a-long-name/a-model-with-a-long-name-3b-instruct"
     tensors = [
@@ -47,6 +51,7 @@ def record(
             fidelity(noise) if noise else fidelity(0.0),
             sqnr or tuple(40 - noise * 30 - 0.3 * i for i in range(30)),
             tuple(tensors),
+            tuple(noise * 0.01 * (i + 1) for i in range(30)) if kl is None else kl,
         ),
         fidelity(0.004),
         Scored("bundled", "ab" * 32, "cd" * 32, 512, 16, 8192, False),
@@ -119,20 +124,24 @@ def test_nothing_compared_has_no_verdict() -> None:
 
 
 def test_states_that_are_the_same_or_not_finite_are_drawn() -> None:
-    odd = record(sqnr=(math.inf, 30.0, math.nan, 20.0))
-    chart = eval_plot.sqnr_by_layer(odd, 80)
+    odd = record(sqnr=(math.inf, 30.0, math.nan, 20.0), kl=(0.0, 0.01, math.nan, 0.2))
+    chart = eval_plot.kl_by_layer(odd, 80)
     assert "xxx" in chart
-    assert eval_plot.charts([odd, record("int8", 8.2, 0.1, (40.0,) * 4)], 80)
+    assert eval_plot.charts([odd, record("int8", 8.2, 0.1, (40.0,) * 4, (0.001,) * 4)], 80)
     assert page([odd])
     assert "exact" in eval_text([record(noise=0.0, sqnr=(math.inf,) * 3)])
 
 
-def test_more_layers_than_columns_are_drawn_by_their_lowest() -> None:
-    values = tuple(20.0 if i == 77 else 30.0 for i in range(120))
-    chart = eval_plot.sqnr_by_layer(record(sqnr=values), 80)
+@pytest.mark.parametrize("values", [(), (0.0,) * 4, (math.nan,) * 4])
+def test_nothing_to_draw_is_said(values: tuple[float, ...]) -> None:
+    assert "nothing to draw" in eval_plot.kl_by_layer(record(kl=values), 80)
+
+
+def test_more_layers_than_columns_are_drawn() -> None:
+    values = tuple(0.2 if i == 77 else 0.01 for i in range(120))
+    chart = eval_plot.kl_by_layer(record(kl=values), 80)
     assert max(map(len, chart.splitlines())) <= 80
-    top = chart.splitlines()[1]
-    assert top.count(" ") > 0
+    assert "█" in chart.splitlines()[1]  # the worst of the layers that share a column
     assert "119" in chart
 
 
@@ -177,7 +186,7 @@ def test_the_page_needs_nothing_else(several: list[EvalRecord]) -> None:
     assert found.links == []
     assert "script" not in found.tags
     assert "http" not in text
-    assert found.tags.count("svg") == 4
+    assert found.tags.count("svg") == 5
     assert Page(page(several[:1])).tags.count("svg") == 3
 
 
