@@ -187,7 +187,7 @@ def test_the_page_needs_nothing_else(several: list[EvalRecord]) -> None:
     assert "script" not in found.tags
     assert "http" not in text
     assert found.tags.count("svg") == 5
-    assert Page(page(several[:1])).tags.count("svg") == 3
+    assert Page(page(several[:1])).tags.count("svg") == 4
 
 
 def test_names_in_the_page_are_text() -> None:
