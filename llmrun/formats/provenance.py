@@ -12,8 +12,10 @@ from pathlib import Path
 
 from llmrun.formats.layout import Layout
 from llmrun.formats.planned import Writing
+from llmrun.formats.portable import violations
 
 CARD_NAME = "README.md"
+_MOST_RULES = 3
 _MOST_CARD_BYTES = 1 << 20
 _FIELD = re.compile(r"(license|license_name|license_link):[ \t]*([^\r\n]{1,200})")
 
@@ -147,12 +149,20 @@ def _loading(layout: Layout) -> list[str]:
     if writing is None:
         return [*lines, "- any program that reads safetensors"]
     if "vLLM" in writing.readers:
-        lines += ["- vLLM: `vllm serve DIR`", *_by_transformers(layout)]
+        lines += [_by_vllm(layout), *_by_transformers(layout)]
     elif "transformers" in writing.readers:
         lines.append(f"- transformers, with the package bitsandbytes: {_call()}")
     else:
         lines.append("- nothing else: no other program knows this format")
     return lines
+
+
+def _by_vllm(layout: Layout) -> str:
+    broken = [found for found in violations(layout.planned) if found.program == "vLLM"]
+    if not broken:
+        return "- vLLM: `vllm serve DIR`"
+    rules = "; ".join(sorted({found.problem for found in broken})[:_MOST_RULES])
+    return f"- vLLM may refuse it, by the rules in its sources: {rules}"
 
 
 def _by_transformers(layout: Layout) -> list[str]:

@@ -82,7 +82,7 @@ def test_the_card_says_what_transformers_reads_of_zero_points_and_mixes() -> Non
     ):
         card = model_card(MADE, plan_layout(planned, DType.BF16, {})).decode()
         assert "transformers does not read this mix" in card
-        assert "vllm serve" in card
+        assert "- vLLM" in card
 
 
 def test_a_folder_of_the_users_is_no_base_model() -> None:
@@ -113,3 +113,15 @@ def test_the_licence_is_read_from_the_front_matter(
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
     assert license_of(tmp_path) == found
     assert license_of(tmp_path / "absent") is None
+
+
+def test_the_card_does_not_promise_what_vllm_refuses() -> None:
+    wide = [Planned("a.weight", "int4 g32", (128, 128))]
+    narrow = [Planned("a.weight", "int4 g32", (128, 96))]
+    right, wrong = (
+        model_card(MADE, plan_layout(planned, DType.BF16, {})).decode()
+        for planned in (wide, narrow)
+    )
+    assert "`vllm serve DIR`" in right
+    assert "vLLM may refuse it" in wrong
+    assert "128 divides the inputs, not so 96" in wrong
