@@ -22,6 +22,7 @@ from llmrun.cli.eval_text import Extent
 from llmrun.cli.evaluation import EvalOptions, Evaluation, evaluate, prepare
 from llmrun.cli.settings import Settings
 from llmrun.errors import UsageError
+from llmrun.model.streaming import LayerStream
 from llmrun.quant.fidelity import Predictions
 from llmrun.store.progress import SilentProgress
 
@@ -92,9 +93,46 @@ def test_a_child_that_is_its_reference(folder: Any, compare: Compare) -> None:
     )
     assert set(record.measured.sqnr_db) == {float("inf")}
     assert {error.relative_mse for error in record.measured.tensors} == {0.0}
+    assert record.measured.kl_by_layer == ()
     assert record.floor.kl.mean is not None
     assert 0 < record.floor.kl.mean < 0.01
     assert (record.verdict, record.weighed.bits_per_weight) == ("lossless-ish", 16.0)
+
+
+def test_a_child_that_is_its_reference_has_no_kl_behind_any_layer(
+    folder: Any, compare: Compare
+) -> None:
+    (record,) = compare(folder(), "none", by_layer=True).records
+    assert record.measured.kl_by_layer == (0.0, 0.0)
+
+
+def test_kl_behind_the_last_layer_is_that_at_the_end(
+    folder: Any, compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With windows short enough that all scored positions are read."""
+    monkeypatch.setattr(LayerStream, "rows_at_once", 7)
+    extent = Extent(24, None, 24 * WINDOWS)
+    records = compare(folder(), "int8", "int4", extent=extent, by_layer=True).records
+    for record in records:
+        assert record.fidelity.tokens == WINDOWS * 11
+        assert record.measured.kl_by_layer[-1] == pytest.approx(record.fidelity.kl.mean, rel=1e-3)
+        assert record.measured.kl_by_layer[0] > 0
+
+
+def test_kl_begins_behind_the_layer_that_is_noisy(
+    folder: Any, compare: Compare, tmp_path: Path
+) -> None:
+    path, noisy = folder(num_hidden_layers=4), tmp_path / "noisy"
+    shutil.copytree(path, noisy)
+    state = load_file(noisy / "model.safetensors")
+    weight = state["model.layers.2.mlp.down_proj.weight"]
+    torch.manual_seed(0)
+    weight += weight.std() * torch.randn(weight.shape).to(weight.dtype)
+    save_file(state, noisy / "model.safetensors", metadata={"format": "pt"})
+    (record,) = compare(noisy, against=str(path), by_layer=True).records
+    kls = record.measured.kl_by_layer
+    assert kls[:2] == (0.0, 0.0)
+    assert min(kls[2:]) > 1e-6
 
 
 def test_positions_targets_and_bos_are_those_of_transformers(folder: Any, compare: Compare) -> None:
@@ -216,7 +254,10 @@ def test_ctrl_c_ends_the_work(folder: Any, compare: Compare) -> None:
 
 def test_progress_comes_to_its_end(folder: Any, compare: Compare) -> None:
     told: list[tuple[int, int]] = []
-    compare(folder(), "none", "int8", on_work=lambda done, total: told.append((done, total)))
+    compare(
+        folder(), "none", "int8", by_layer=True,
+        on_work=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
     assert told == sorted(told)
     assert told[-1][0] == pytest.approx(told[-1][1], rel=0.01)
 
@@ -264,6 +305,7 @@ def test_json_table_charts_and_report(
     assert (found["schema"], found["tokens_scored"], found["nonfinite"]) == (
         "llmrun.eval/1", 62, 0,
     )  # fmt: skip
+    assert len(found["kl_by_layer"]) == len(found["sqnr_db"]) == 2
     assert {"mean", "se", "median", "p90", "p99", "p99_9", "max"} <= set(found["kl"])
     page = tmp_path / "report.html"
     code, out, err = command(
@@ -271,6 +313,7 @@ def test_json_table_charts_and_report(
     )
     assert code == 0
     assert "mean KL against bits per weight" in out
+    assert "KL by layer" in out
     assert "verdict by KL" in out
     assert "int4" in page.read_text()
     assert f"report in {page}" in err

@@ -197,9 +197,10 @@ def test_names_in_the_page_are_text() -> None:
 
 
 def test_json_has_null_where_there_is_no_number(several: list[EvalRecord]) -> None:
-    odd = record(noise=0.0, sqnr=(math.inf, math.nan, 3.0))
+    odd = record(noise=0.0, sqnr=(math.inf, math.nan, 3.0), kl=(0.0, math.nan, 0.1))
     found = json.loads(json.dumps(document([odd]), allow_nan=False))
     assert found["sqnr_db"] == [None, None, 3.0]
+    assert found["kl_by_layer"] == [0.0, None, 0.1]
     assert found["schema"] == "llmrun.eval/1"
     assert [one["verdict"] for one in document(several)["results"]] == [  # type: ignore[attr-defined]
         one.verdict for one in several
