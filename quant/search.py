@@ -17,6 +17,7 @@ from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.host import DType, HostArray, empty
 from llmrun.quant.blocks import not_finite
 from llmrun.quant.compensation import NOTHING, Prepared
+from llmrun.quant.inputs import WIDEST_BLOCK
 
 FACTORS = tuple(percent / 100 for percent in range(70, 111, 2))
 """Candidates for the scale, as multiples of the start, in the order they are tried."""
@@ -133,11 +134,15 @@ def search(
 
 
 def expect_width(inputs: Prepared, k: int, group: int) -> None:
-    """ValueError unless the inputs are those of a linear with K columns, in whole groups."""
+    """ValueError unless the inputs are those of a linear with K columns, in whole groups.
+
+    The native search has memory for blocks of at most ``WIDEST_BLOCK`` columns.
+    """
     widths = [factor.shape[0] for factor in inputs.factors]
     if inputs.importance is not None and inputs.importance.shape != (k,):
         raise ValueError(f"importance of {inputs.importance.shape} inputs for {k} columns")
-    if widths and (sum(widths) != k or any(width % group for width in widths)):
+    odd = any(width % group or width > WIDEST_BLOCK for width in widths)
+    if widths and (sum(widths) != k or odd):
         raise ValueError(
             f"second moments in blocks of {widths} for {k} columns in groups of {group}"
         )

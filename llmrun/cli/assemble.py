@@ -25,9 +25,10 @@ from llmrun.cli.choice import (
     weights_to_plan,
 )
 from llmrun.cli.conversation import Conversation, open_conversation
+from llmrun.cli.copies import STAYS, is_kept_in_store, made_while_loading, refuse_unused
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.settings import Settings
-from llmrun.cli.source import Source, is_dense, open_source
+from llmrun.cli.source import Source, open_source
 from llmrun.cli.threads import ThreadChoice, choose_threads
 from llmrun.engine.cache import KvCache
 from llmrun.engine.sampler import SamplingOptions
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
 
 ONE_OFF = ("fetch", "quantize")
 """Parts of the first load only, when a model is brought here: no part of its loading time."""
-
-WITHOUT_TEXT = ("auto", "none")
-"""Values of ``--calibrate`` with which no text has to be read."""
 
 BUILD = "tokenizer+weights"
 """The part in which both are built, side by side."""
@@ -179,10 +177,10 @@ def _load(
     context, notes = _fit(choice, source, backend, kv_form, options)
     clock.lap("open")
     scheme = choice.scheme
+    copying = CopyOptions(options.calibrate, options.target_bpw, options.allow_partial)
     if is_kept_in_store(choice, source):
         from llmrun.cli.quantizing import Order, quantized_copy
 
-        copying = CopyOptions(options.calibrate, options.target_bpw, options.allow_partial)
         reader = partial(dispatch.bind, device, threads.prefill, CpuOptions(isa=options.cpu_isa))
         asked = Order(local, source, choice, copying, reader)
         source, made = apart(lambda stopped: quantized_copy(asked, settings, progress, stopped))
@@ -190,12 +188,12 @@ def _load(
         notes += made
         clock.lap("quantize")
     elif scheme is None:
-        _refuse_copy_options(options, "its weights stay as they are stored")
+        refuse_unused(copying, STAYS)
     else:
-        why = source.binding.inexpressible or "some of its weights are quantized already"
-        _refuse_copy_options(options, f"it is quantized while it is loaded: {why}")
+        why = made_while_loading(source)
+        refuse_unused(copying, why)
         if scheme.weighted:
-            notes.append(f"quantized while loading, without a calibration text: {why}")
+            notes.append(f"no calibration text was read: {why}")
     bound = (choice, scheme, source, backend, options)
     beside_ms: dict[str, float] = {}
 
@@ -230,35 +228,6 @@ def _load(
         decisions=(choice.note, *_decisions(options, original, backend, threads)),
         stops=conversation.stops,
         template_note=conversation.template_note,
-    )
-
-
-def is_kept_in_store(choice: Choice, source: Source) -> bool:
-    """Whether a model in a scheme is a copy in the store, not made anew with each load."""
-    if choice.scheme is None:
-        return False
-    if source.is_quantized and not choice.requantized and _keeps_some(source):
-        return False
-    return source.binding.inexpressible is None
-
-
-def _refuse_copy_options(options: LoadOptions, why: str) -> None:
-    """UnavailableError if something was asked for that only a copy in the store can be."""
-    asked = [f"--calibrate {options.calibrate}"] if options.calibrate not in WITHOUT_TEXT else []
-    if options.target_bpw is not None:
-        asked.append(f"--target-bpw {options.target_bpw:g}")
-    if asked:
-        raise UnavailableError(
-            f"{' and '.join(asked)} would change nothing of this model: {why}",
-            "leave it out, or take the unquantized model",
-        )
-
-
-def _keeps_some(source: Source) -> bool:
-    """Whether some weights stay quantized as they are stored, beside others that are opened."""
-    plain = source.opened()
-    return any(
-        not is_dense(kind) and name not in plain for name, (_, _, kind) in source.weights().items()
     )
 
 

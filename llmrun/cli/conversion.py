@@ -157,20 +157,28 @@ class Conversion:
         runner = LayerCalibrator(
             self.source, self.make_backend(), calibration, gram=calibration.is_text, between=between
         )
+        last = len(self.source.binding.spec.layers) - 1
+        behind_layers = 1 + max(
+            number
+            for number, name in enumerate(self.order)
+            if name in set(self.source.tensors_of(last))
+        )
         position = 0
         for layer, names in self._parts():
             first, position = max(0, start - position), position + len(names)
             if layer is None:
                 yield from map(self._converted, names[first:])
                 continue
-            if position <= start and layer == len(self.source.binding.spec.layers) - 1:
-                continue  # nothing is read behind the last layer
+            if start >= behind_layers:
+                continue  # all of them are written
             inputs = _prepared(runner.inputs_of(layer))
             items = [self._converted(name, inputs) for name in names]
             for note in sorted({note for own in inputs.values() for note in own.notes}):
                 on_note(f"layer {layer}: {note}")
-            runner.advance(layer, self._parameters(names, items))
+            if layer < last:  # nothing is read behind the last one
+                runner.advance(layer, self._parameters(names, items))
             yield from items[first:]
+            del inputs, items  # factors and sums of two layers at once would be too much
         if runner.unknown:
             on_note(
                 f"the calibration text says too little of {len(runner.unknown)} linears "
@@ -265,7 +273,7 @@ def prepare(
             f"`llmrun chat -q {scheme.name}{again}` makes it while loading",
         )
     planned = plan_weights(choice, source, resident=False, widened=recipe.widened)
-    dtype = _model_dtype(choice, source, planned)
+    dtype = model_dtype(choice, source, planned)
     order = tuple(layer_order(source))
     weights = source.published_weights()
     tensors = [
@@ -369,9 +377,12 @@ def refusal(source: Source) -> str | None:
     return source.binding.inexpressible
 
 
-def _model_dtype(choice: Choice, source: Source, planned: Mapping[str, Planned]) -> str:
-    # All scales of a published checkpoint have one dtype, the model's: the dtype most covered
-    # weights have. Weights of another one are rounded to it before they are quantized.
+def model_dtype(choice: Choice, source: Source, planned: Mapping[str, Planned]) -> str:
+    """The dtype of all scales of a written checkpoint: the one most covered weights have.
+
+    ``planned``: of tensors by published name. Weights of another dtype are rounded to it before
+    they are quantized.
+    """
     weights = weights_to_plan(choice, source, resident=False)
     kinds = Counter(weights[name][2] for name in planned if planned[name].scheme is not None)
     return kinds.most_common(1)[0][0] if kinds else OPENED_KIND

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.cli.apart import Stopped
-from llmrun.cli.assemble import is_kept_in_store
 from llmrun.cli.choice import Choice, CopyOptions, change, choose_scheme, plan_weights
+from llmrun.cli.copies import is_kept_in_store, made_while_loading, refuse_unused
 from llmrun.cli.eval_lockstep import Side
 from llmrun.cli.fetching import fetch_model, recommended_scheme
 from llmrun.cli.loading import title
@@ -124,6 +124,7 @@ def make_child(
     if choice.scheme is None:
         return Child(opened, choice, None, source, size)
     if not is_kept_in_store(choice, source):
+        refuse_unused(options.copying, made_while_loading(source))
         return Child(opened, choice, choice.scheme, source, None)
     asked = Order(local, source, choice, options.copying, options.make_backend)
     copy, notes = quantized_copy(asked, settings, progress, stopped)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmrun.cli.apart import Stopped, apart, check
 from llmrun.cli.choice import CopyOptions
+from llmrun.cli.copies import STAYS, refuse_unused
 from llmrun.cli.eval_lockstep import KV_FORM, OnWork, run
 from llmrun.cli.eval_models import (
     Child,
@@ -107,6 +108,8 @@ def prepare(options: EvalOptions, settings: Settings, progress: Progress) -> Pre
         lambda: _bind(threads, options, exact=False), options.copying, options.requantize
     )
     children = apart(made)
+    if all(child.asked is None for child in children):
+        refuse_unused(options.copying, STAYS)
     if options.against is None:
         _check_children(children)
     notes = [note for child in children for note in child.notes]

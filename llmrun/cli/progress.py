@@ -5,13 +5,17 @@ when it ends. Quiet: nothing.
 """
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llmrun.cli.session import Session
 from llmrun.cli.terminal import Terminal
 from llmrun.cli.units import size
 from llmrun.store.progress import Progress, SilentProgress
+
+QUIET_S = 10.0
+"""A log is told how far long work is after so many seconds without a line."""
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -24,26 +28,37 @@ def for_session(session: Session) -> Progress:
 
 
 class LineProgress:
-    """Two lines per transfer."""
+    """Two lines per transfer; one more every ``QUIET_S`` of a long one."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
         self._session = session
+        self._clock = clock
         self._label = ""
-        self._done_bytes = 0
+        self._total: int | None = None
+        self._unit = ""
+        self._done = 0
+        self._said_s = 0.0
 
-    def start(self, label: str, total_bytes: int | None) -> None:
+    def start(self, label: str, total_bytes: int | None, unit: str = "bytes") -> None:
         """Say what begins."""
-        self._label, self._done_bytes = label, 0
-        total = f" ({size(total_bytes)})" if total_bytes else ""
+        self._label, self._total, self._unit, self._done = label, total_bytes, unit, 0
+        self._said_s = self._clock()
+        total = f" ({self._amount(total_bytes)})" if total_bytes else ""
         self._session.say(f"{label}{total} ...")
 
     def advance(self, n_bytes: int) -> None:
         """Count."""
-        self._done_bytes += n_bytes
+        self._done += n_bytes
+        if self._total and self._clock() - self._said_s >= QUIET_S:
+            self._said_s = self._clock()
+            self._session.say(f"{self._label}: {100 * self._done // self._total} %")
 
     def finish(self) -> None:
         """Say how much came."""
-        self._session.say(f"{self._label}: {size(self._done_bytes)}")
+        self._session.say(f"{self._label}: {self._amount(self._done)}")
+
+    def _amount(self, count: int) -> str:
+        return size(count) if self._unit == "bytes" else f"{count:,} {self._unit}"
 
 
 class BarProgress:
@@ -54,14 +69,16 @@ class BarProgress:
         self._bar: Any = None
         self._task: Any = None
 
-    def start(self, label: str, total_bytes: int | None) -> None:
+    def start(self, label: str, total_bytes: int | None, unit: str = "bytes") -> None:
         """Draw the bar."""
         from rich.console import Console
         from rich.markup import escape
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
+            ProgressColumn,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
@@ -69,12 +86,14 @@ class BarProgress:
 
         from llmrun.text.terminal import clean
 
+        counts: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn())
+        if unit != "bytes":
+            counts = (MofNCompleteColumn(), TextColumn(escape(unit)))
         self._terminal.draw(_CLEAR_LINE)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            *counts,
             TimeRemainingColumn(),
             console=Console(stderr=True, no_color=not self._terminal.styled),
             transient=True,

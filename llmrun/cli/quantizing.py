@@ -62,13 +62,17 @@ class QuantizeResult:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What is to be made of which model. ``make_backend``: what a calibration text is read on."""
+    """What is to be made of which model.
+
+    ``make_backend``: what a calibration text is read on. ``notes``: what was decided, in sentences.
+    """
 
     local: LocalModel
     source: Source
     choice: Choice
     options: CopyOptions = CopyOptions()  # noqa: RUF009 - frozen
     make_backend: Callable[[], Backend] = on_best_device
+    notes: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -98,7 +102,7 @@ def order(
     *,
     requantize: bool = False,
 ) -> Order:
-    """Fetch a model and see what is to be done; no weight is read.
+    """Fetch a model and settle what is to be done; no weight is read.
 
     UsageError if there is nothing to do; UnavailableError for an unknown scheme.
     """
@@ -112,31 +116,38 @@ def order(
             f"{name} is stored in {scheme} already ({source.checkpoint.quantization})",
             f"run it as it is: llmrun chat {name}",
         )
-    return Order(local, source, choice, options)
+    return settled(Order(local, source, choice, options), Store(settings.store_root))
 
 
-def settled(asked: Order, store: Store | None) -> tuple[Order, tuple[str, ...]]:
+def settled(asked: Order, store: Store) -> Order:
     """Decide what ``--calibrate auto`` means here, so that copies are named by what was read.
 
     A copy in the store that was calibrated on the bundled text is taken as it is; else the text is
-    read if that is quick. Also returns what is to be said.
+    read if that is quick.
     """
     if asked.options.calibrate != "auto":
-        return asked, ()
+        return asked
     if not asked.weighs:
-        return asked.calibrated("none"), ()
+        return asked.calibrated("none")
     bundled = asked.calibrated("bundled")
-    if store is not None and store.has(key_for(asked.local, bundled.recipe)):
-        return bundled, ()
+    if store.has(key_for(asked.local, bundled.recipe)):
+        return bundled
     seconds = calibrating_seconds(asked.source, asked.make_backend)
     if seconds <= AUTOMATIC_SECONDS:
-        return bundled, ()
+        return bundled
     why = f"reading one would take about {seconds / 60:.0f} minutes here"
-    return asked.calibrated("none"), (f"no calibration text: {why} (--calibrate bundled does it)",)
+    note = f"no calibration text: {why} (--calibrate bundled does it)"
+    return replace(asked.calibrated("none"), notes=(*asked.notes, note))
+
+
+def kept(asked: Order, settings: Settings) -> Path | None:
+    """The copy of a settled order in the store, if it is there."""
+    store, key = Store(settings.store_root), key_for(asked.local, asked.recipe)
+    return store.folder(key) if store.has(key) else None
 
 
 def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
-    """Settle the recipe and plan the conversion; also returns what was decided, in sentences.
+    """Plan a settled order; also returns what was decided, in sentences.
 
     The units of a mixed recipe are found by trying them, which takes time: ``on_work(what, done,
     in all)`` is told, and may raise. UnavailableError for a model that cannot be written, or only
@@ -153,9 +164,8 @@ def plan(asked: Order, on_work: OnTensor) -> tuple[Conversion, tuple[str, ...]]:
     first = prepare(asked.source, choice, asked.local, Recipe(), asked.make_backend)
     if options.target_bpw is None:
         first.refuse_excess(allow_partial=options.allow_partial)
-    asked, said = settled(asked, None)
     calibration, notes = _calibration(asked)
-    notes = (*said, *notes)
+    notes = (*asked.notes, *notes)
     decided = Recipe(calibration)
     if options.target_bpw is not None:
         from llmrun.cli.upgrades import find_widened
@@ -174,7 +184,7 @@ def _calibration(asked: Order) -> tuple[Calibration | None, tuple[str, ...]]:
     scheme, wanted = asked.choice.scheme, asked.options.calibrate
     assert scheme is not None
     if wanted == "none":
-        return None, (NO_TEXT,) if asked.weighs else ()
+        return None, (NO_TEXT,) if asked.weighs and not asked.notes else ()
     alone = wanted == "random" and scheme.family == WIDE_SCHEME  # they do not weigh, but compensate
     if not scheme.weighted or alone:
         raise UsageError(
@@ -260,7 +270,7 @@ def quantized_copy(
     Returns it opened, with what is worth saying. UnavailableError as ``quantize``.
     """
     store = Store(settings.store_root)
-    asked, decided = settled(asked, store)
+    asked = settled(asked, store)
     notes: list[str] = []
     name = asked.choice.name
     expected = prepare(asked.source, asked.choice, asked.local, Recipe(), asked.make_backend)
@@ -268,9 +278,10 @@ def quantized_copy(
 
     def write(folder: Path) -> dict[str, str]:
         waiting.end()
-        with tensor_progress(progress, f"choosing what gets 8 bits beside {name}") as on_work:
+        finding = f"finding what needs 8 bits beside {name}"
+        with tensor_progress(progress, finding, "layers") as on_work:
             conversion, said = plan(asked, heeding(stopped, on_work))
-        notes.extend((*decided, *said))
+        notes.extend(said)
         with tensor_progress(progress, f"quantizing to {name}") as on_tensor:
             report, _ = conversion.write(
                 folder,

@@ -1,4 +1,4 @@
-"""The progress of writing a checkpoint, tensor by tensor, told to a store's Progress."""
+"""The progress of work on a model's tensors or layers, told to a store's Progress."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,20 +7,23 @@ from llmrun.store.progress import Progress
 
 
 @contextlib.contextmanager
-def tensor_progress(progress: Progress, label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A transfer told as ``(tensor, bytes done, bytes in all)``; it starts with the first."""
-    done_bytes: int | None = None
+def tensor_progress(
+    progress: Progress, label: str, unit: str = "bytes"
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Work told as ``(tensor or layer, done, in all)``, in bytes or ``unit``; it starts with the
+    first."""
+    done: int | None = None
 
-    def on_tensor(name: str, reached: int, total: int) -> None:
-        nonlocal done_bytes
-        if done_bytes is None:
-            progress.start(label, total)
-            done_bytes = 0
-        progress.advance(reached - done_bytes)
-        done_bytes = reached
+    def on_work(name: str, reached: int, total: int) -> None:
+        nonlocal done
+        if done is None:
+            progress.start(label, total, unit)
+            done = 0
+        progress.advance(reached - done)
+        done = reached
 
     try:
-        yield on_tensor
+        yield on_work
     finally:
-        if done_bytes is not None:
+        if done is not None:
             progress.finish()

@@ -12,6 +12,7 @@ from math import prod
 
 from llmrun.cli.calibration import SEQUENCE_TOKENS, Calibration, drawn
 from llmrun.cli.choice import Choice, change, plan_weights
+from llmrun.cli.conversion import model_dtype
 from llmrun.cli.source import Source
 from llmrun.errors import ModelFileError, UsageError
 from llmrun.kernels.forms import Form
@@ -84,7 +85,6 @@ def errors_of_units(
     del outer
     errors: dict[Unit, float] = {}
     for layer in range(len(spec.layers)):
-        on_work(f"layer {layer}", layer, len(spec.layers))
         tensors = source.layer(layer)
         inputs = {} if reader is None else _inputs(reader, layer, tensors)
         trials = {}
@@ -97,6 +97,7 @@ def errors_of_units(
             trials[unit].run_layer(layer, alone)
         stream.run_layer(layer, tensors)
         errors |= {unit: _error(stream, trial, unit) for unit, trial in trials.items()}
+        on_work(f"layer {layer}", layer + 1, len(spec.layers))
     return errors
 
 
@@ -150,6 +151,8 @@ def _weights_of(source: Source, unit: Unit) -> list[str]:
 
 def _sizes(source: Source, choice: Choice, scheme: Scheme) -> dict[Unit, tuple[int, int, int]]:
     """Weights of each unit, their bytes under the scheme, and in 8 bits."""
+    written = plan_weights(choice, source, resident=False)
+    dtype = DType[model_dtype(choice, source, written).upper()]
     sizes: dict[Unit, tuple[int, int, int]] = {}
     for name, planned in plan_weights(choice, source, resident=True).items():
         parameter = source.binding.parameters[name]
@@ -158,7 +161,7 @@ def _sizes(source: Source, choice: Choice, scheme: Scheme) -> dict[Unit, tuple[i
             continue
         count, (n, k) = prod(parameter.shape), parameter.shape
         base, wide = (
-            int(count * one.bits_per_weight((n, k), DType.BF16)) // 8
+            int(count * one.bits_per_weight((n, k), dtype)) // 8
             for one in (scheme, find(WIDE_SCHEME))
         )
         before = sizes.get(unit, (0, 0, 0))

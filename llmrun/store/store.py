@@ -103,7 +103,11 @@ class Store:
 
     def has(self, key: Key) -> bool:
         """Whether a derived artefact is here whole."""
-        return manifests.is_complete(self.root / layout.DERIVED / key.folder)
+        return manifests.is_complete(self.folder(key))
+
+    def folder(self, key: Key) -> Path:
+        """Where a derived artefact is, or would be."""
+        return self.root / layout.DERIVED / key.folder
 
     def ensure(
         self,
@@ -121,7 +125,7 @@ class Store:
         InternalError if a write fails. Processes that want the same artefact wait for the first
         (``on_wait`` is called while they do).
         """
-        target = self.root / layout.DERIVED / key.folder
+        target = self.folder(key)
         if manifests.is_complete(target):
             return target
         try:

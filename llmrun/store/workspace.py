@@ -5,7 +5,9 @@ moves the finished folder to its final name. At every instant that name is absen
 for any number of processes: the rename decides, and the loser uses the winner's folder.
 """
 
+import os
 import random
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,7 +126,8 @@ def _begin(disk: Disk, staging: Path, kind: str, key: str) -> Claim:
     """A claim of our own: a dead process's folder under our name, or a new one."""
     claim = new_claim(staging, kind, key)
     for left in claims(staging):
-        if kind in RESUMABLE and left.kind == kind and left.key == key and is_dead(left):
+        same = left.kind == kind and left.key == key
+        if kind in RESUMABLE and same and is_dead(left) and _is_ours(left.path):
             try:
                 disk.rename(left.path, claim.path)
             except FileNotFoundError:  # another process was faster
@@ -132,6 +135,16 @@ def _begin(disk: Disk, staging: Path, kind: str, key: str) -> Claim:
             return claim
     disk.make_folder(claim.path)
     return claim
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder is one, and this user's: others may write beside it, too."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    owned = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return stat.S_ISDIR(status.st_mode) and owned
 
 
 def _release(disk: Disk, staging: Path, claim: Claim) -> None:

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmrun.cli.assemble import LoadedModel, LoadOptions, load
-from llmrun.cli.quantizing import convert
+from llmrun.cli.choice import CopyOptions
+from llmrun.cli.quantizing import convert, kept, order, plan, quantize
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import open_source
 from llmrun.errors import DoesNotFitError, UnavailableError, UsageError
@@ -241,3 +242,18 @@ def test_what_would_change_nothing_is_refused(
 ) -> None:
     with pytest.raises(UnavailableError, match="would change nothing of this model"):
         opened(folder(), settings, quant="none", **options)
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+def test_loading_finds_the_copy_that_quantize_made(
+    folder: Any, settings: Settings, scheme: str
+) -> None:
+    model = folder()
+    asked = order(str(model), scheme, settings, QUIET, CopyOptions())
+    assert kept(asked, settings) is None
+    conversion, _ = plan(asked, lambda name, done, total: None)
+    made = quantize(asked, conversion, None, settings)
+    assert kept(asked, settings) == made.path
+    loaded = opened(model, settings, quant=scheme)
+    assert not any("made a copy" in note for note in loaded.notes)
+    assert len(Store(settings.store_root).derived()) == 1

@@ -127,7 +127,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     monkeypatch.setattr(quantizing, "quantize", pressed)
     ended = command(*asked)
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err.endswith("run the same command again to go on from here.\n")
+    assert ended.err.endswith("run the same command again to go on behind them.\n")
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(quantizing, "quantize", write)
     again = command(*asked)

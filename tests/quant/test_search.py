@@ -16,8 +16,8 @@ from llmrun.kernels.cpu.library import problem
 from llmrun.kernels.host import DType, HostArray
 from llmrun.quant import search_reference
 from llmrun.quant.compensation import NOTHING, Prepared, prepare
-from llmrun.quant.inputs import Inputs
-from llmrun.quant.nl4 import table
+from llmrun.quant.inputs import WIDEST_BLOCK, Inputs
+from llmrun.quant.nl4 import LEVELS, table
 from llmrun.quant.search import Grid, Searched, effort, results, search
 
 FLOATS = (DType.BF16, DType.F16, DType.F32)
@@ -25,7 +25,7 @@ needs_library = pytest.mark.skipif(problem() is not None, reason="no native libr
 
 
 def levels_for(grid: Grid) -> HostArray | None:
-    return table() if grid is Grid.TABLE else None
+    return table(LEVELS) if grid is Grid.TABLE else None
 
 
 def parts(found: Searched) -> tuple[bytes, ...]:
@@ -160,6 +160,15 @@ def test_inputs_of_another_width_are_refused(
         search(host, Grid.INT4, 32, Prepared(None, known.factors))
 
 
+def test_blocks_wider_than_the_library_has_memory_for_are_refused(
+    oracle: SimpleNamespace, gaussian: Callable[..., np.ndarray]
+) -> None:
+    width = WIDEST_BLOCK + 128
+    factors = (oracle.make(np.eye(width, dtype=np.float32)),)
+    with pytest.raises(ValueError, match=f"blocks of .{width}"):
+        search(oracle.make(gaussian(1, width)), Grid.INT4, 32, Prepared(None, factors))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     grid=st.sampled_from(list(Grid)),
@@ -212,7 +221,7 @@ def codes_of(grid: Grid) -> int:
 
 def grid_levels(grid: Grid, found: Searched, oracle: SimpleNamespace) -> np.ndarray:
     if grid is Grid.TABLE:
-        return np.array([struct.unpack("<16f", table().data)])
+        return np.array([struct.unpack("<16f", table(LEVELS).data)])
     codes = np.arange(codes_of(grid), dtype=float)
     if found.zeros is not None:
         return codes - oracle.read(found.zeros).astype(float).reshape(-1, 1)

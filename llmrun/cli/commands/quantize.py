@@ -82,7 +82,14 @@ def command(
     asked = quantizing.order(
         name, quant, session.settings, progress, options, revision, requantize=requantize
     )
-    with tensor_progress(progress, f"finding what needs 8 bits in {name}") as on_work:
+    chosen = f"{name} -q {quant}{_repeated(requantize, options)}" if out is None else str(out)
+    ready = quantizing.kept(asked, session.settings) if out is None else None
+    if ready is not None:
+        session.say(f"{name} is in the store in {quant} already: {ready}")
+        session.say(f"Run it with: llmrun chat {chosen}")
+        return
+    finding = f"finding what needs 8 bits in {name}"
+    with tensor_progress(progress, finding, "layers") as on_work:
         conversion, notes = apart(
             lambda stopped: quantizing.plan(asked, quantizing.heeding(stopped, on_work))
         )
@@ -106,13 +113,15 @@ def command(
             )
     except KeyboardInterrupt:
         if out is None or not out.exists():  # else it came too late to stop anything
-            session.say("Stopped; run the same command again to go on from here.")
+            session.say(
+                "Stopped. Finished files (of 256 MB each) are kept for a week: "
+                "run the same command again to go on behind them."
+            )
         raise
     for note in result.notes:
         session.say(f"note: {note}")
     show_coverage(session, result.coverage)
     session.say(f"{quant} takes {size(result.files_bytes)} in {result.path}")
-    chosen = f"{name} -q {quant}{_repeated(requantize, options)}" if out is None else str(out)
     session.say(f"Run it with: llmrun chat {chosen}")
 
 

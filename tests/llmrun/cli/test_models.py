@@ -206,6 +206,7 @@ def quantizing(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> list[Path | None]
         return making.QuantizeResult(out or Path("store"), fakes.loaded().coverage, 4321)
 
     monkeypatch.setattr(making, "order", order)
+    monkeypatch.setattr(making, "kept", lambda asked_for, settings: None)
     monkeypatch.setattr(making, "plan", plan)
     monkeypatch.setattr(making, "quantize", quantize)
     return asked
@@ -240,7 +241,17 @@ def test_ctrl_c_says_that_the_work_goes_on(
     monkeypatch.setattr(making, "quantize", pressed)
     result = llmrun("quantize", "fake", "-q", "int4", "-o", "out")
     assert (result.code, result.out) == (130, "")
-    assert result.err.rstrip().endswith("run the same command again to go on from here.")
+    assert result.err.rstrip().endswith("run the same command again to go on behind them.")
+
+
+def test_a_copy_that_is_there_is_not_made_again(
+    llmrun: Any, quantizing: list[Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "kept", lambda asked_for, settings: Path("derived/copy"))
+    result = llmrun("quantize", "fake", "-q", "int4")
+    assert (result.code, quantizing) == (0, [])
+    assert "fake is in the store in int4 already: derived/copy" in result.err
+    assert "llmrun chat fake -q int4" in result.err
 
 
 def test_quantize_refuses_an_unknown_scheme(llmrun: Any, quantizing: list[Path | None]) -> None:

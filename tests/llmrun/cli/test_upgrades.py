@@ -80,7 +80,7 @@ def test_errors_are_those_of_each_unit_quantized_alone(name: str, tmp_path: Path
     )
     n_layers = len(source.binding.spec.layers)
     assert set(errors) == {Unit(layer, role) for layer in range(n_layers) for role in PARTS}
-    assert told == [(layer, n_layers) for layer in range(n_layers)]
+    assert told == [(layer + 1, n_layers) for layer in range(n_layers)]
     assert len(set(errors.values())) == len(errors)
     for unit, error in errors.items():
         right = states(model, unit.layer, sequences)

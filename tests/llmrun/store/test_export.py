@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import InternalError, ModelFileError, UsageError
-from llmrun.store.claim import Claim, new_claim
+from llmrun.store.claim import NOBODY, Claim, new_claim
 from llmrun.store.disk import Disk
 from llmrun.store.export import STAGING, _key, export
 
@@ -140,3 +140,18 @@ def test_disk_errors_are_named(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="No space left"):
         export(tmp_path / "out", _fill, disk=Disk(hook))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_planted_link_is_not_taken_over(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "kept").write_text("theirs")
+    out = tmp_path / "home" / "out"
+    staging = out.parent / STAGING
+    staging.mkdir(parents=True)
+    planted = new_claim(staging, "make", _key(out, "int4"), pid=NOBODY).path
+    planted.symlink_to(foreign)
+    export(out, _fill, "int4")
+    assert not out.is_symlink()
+    assert [path.name for path in out.iterdir()] == ["a"]
+    assert (foreign / "kept").read_text() == "theirs"
