@@ -14,8 +14,8 @@ from llmrun.cli.eval_record import EvalRecord
 from llmrun.cli.eval_table import decibels, number
 
 COLOURS = 8
-WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 56, 142, 14, 42
+WIDTH, HEIGHT = 680, 340
+LEFT, RIGHT, TOP, BOTTOM = 56, 182, 14, 42
 
 
 @dataclass(frozen=True)

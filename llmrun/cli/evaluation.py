@@ -34,7 +34,7 @@ from llmrun.kernels import dispatch
 from llmrun.kernels.ops import Backend, CpuOptions
 from llmrun.measure.environment import environment, peak_host_bytes
 from llmrun.quant.audit import Coverage
-from llmrun.store.model import LocalModel
+from llmrun.store.model import FileRecord, LocalModel
 from llmrun.store.progress import Progress
 
 
@@ -113,6 +113,8 @@ def prepare(options: EvalOptions, settings: Settings, progress: Progress) -> Pre
     if options.against is None:
         _check_children(children)
     notes = [note for child in children for note in child.notes]
+    if options.against is not None:
+        notes += _another_parent(opened, reference)
     if len(windows.windows.sequences) < options.extent.windows:
         notes.append(
             f"the text has {windows.text_tokens:,} tokens: {len(windows.windows.sequences)} "
@@ -201,14 +203,42 @@ def _schemes(options: EvalOptions, opened: Opened) -> tuple[str, ...]:
 
 def _parent(opened: Opened) -> str | None:
     """What a folder that llmrun wrote was made from, as its record says."""
+    model = _recorded_source(opened).get("model")
+    return model if isinstance(model, str) else None
+
+
+def _another_parent(opened: Opened, reference: Opened) -> list[str]:
+    """A note if the record of a model names other weights than those it is compared with."""
+    files = _recorded_source(opened).get("files")
+    if not isinstance(files, dict):
+        return []
+    given = {record.path: record for record in reference.local.files}
+    weights = [name for name in files if name.endswith((".safetensors", ".gguf"))]
+    if all(name in given and _same(files[name], given[name]) for name in weights):
+        return []
+    return [
+        f"{opened.name} was made from {_parent(opened)}, as its llmrun.json says, whose weights "
+        f"are not those of {reference.name}: the figures compare two different models"
+    ]
+
+
+def _same(said: object, file: FileRecord) -> bool:
+    """Whether a recorded file is that file, as far as both are known: hashes are not always."""
+    if not isinstance(said, dict) or said.get("bytes") != file.size:
+        return False
+    return file.sha256 is None or said.get("sha256") in (None, file.sha256)
+
+
+def _recorded_source(opened: Opened) -> dict[str, object]:
+    """The part of llmrun.json that says what a folder was made from; empty without one."""
     import json
 
     try:
         said = json.loads((opened.local.path / "llmrun.json").read_text(encoding="utf-8"))
-        model = said["source"]["model"]
+        source = said["source"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return model if isinstance(model, str) else None
+        return {}
+    return source if isinstance(source, dict) else {}
 
 
 def _check_children(children: Sequence[Child]) -> None:

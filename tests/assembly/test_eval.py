@@ -205,13 +205,19 @@ def test_a_written_checkpoint_against_its_source(
     code, _, _ = command(settings, "quantize", str(path), "-q", "int8", "--calibrate", "none",
                          "-o", str(out))  # fmt: skip
     assert code == 0
-    (apart,) = compare(out, against=str(path)).records
+    judged = compare(out, against=str(path))
+    (apart,) = judged.records
+    assert not any("two different models" in note for note in judged.notes)
     (on_the_way,) = compare(path, "int8").records
     assert apart.fidelity == on_the_way.fidelity
     with pytest.raises(UsageError, match="quantized already") as refusal:
         compare(out)
     assert f"made from ({path.name})" in refusal.value.next_step
     record = json.loads((out / "llmrun.json").read_text())
+    record["source"]["files"]["model.safetensors"]["bytes"] += 1
+    (out / "llmrun.json").write_text(json.dumps(record))
+    (said,) = [n for n in compare(out, against=str(path)).notes if "two different models" in n]
+    assert path.name in said
     record["source"]["model"] = "org/parent"
     (out / "llmrun.json").write_text(json.dumps(record))
     with pytest.raises(UsageError) as refusal:

@@ -1,12 +1,15 @@
 """``llmrun list``: the models on this machine, or those of the catalog."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmrun.cli.options import GeneralOptions, Json, spread
 from llmrun.cli.session import Session
 from llmrun.cli.units import size
+
+if TYPE_CHECKING:
+    from llmrun.store.derived import Derived
 
 
 @spread
@@ -46,20 +49,14 @@ def _show_store(session: Session, as_json: bool) -> None:
             "No models here yet. `llmrun list --catalog` shows names, `llmrun pull` gets one."
         )
         return
-    rows = [
-        (
-            model.alias or model.name,
-            size(model.bytes),
-            f"{model.source} {model.origin}",
-            (model.revision or "")[:12],
-            _state(model.problem),
-        )
-        for model in models
-    ]
-    rows += [
-        (f"  {item.recipe}", size(item.bytes), f"made of {item.model}", "", _state(item.problem))
-        for item in made
-    ]
+    rows: list[tuple[str, ...]] = []
+    for model in models:
+        source, revision = f"{model.source} {model.origin}", (model.revision or "")[:12]
+        name = model.alias or model.name
+        rows.append((name, size(model.bytes), source, revision, _state(model.problem)))
+        rows += [_copy_row(item, "  ") for item in made if item.model == model.origin]
+    here = {model.origin for model in models}
+    rows += [_copy_row(item, "") for item in made if item.model not in here]
     show_table(session, ("MODEL", "SIZE", "SOURCE", "REVISION", "STATE"), rows)
 
 
@@ -86,6 +83,12 @@ def _show_catalog(session: Session, as_json: bool) -> None:
     ]
     show_table(session, ("NAME", "WEIGHTS", "SCHEME", "MEMORY", "CONTEXT", "LICENSE"), rows)
     session.say("* is used when no model is named.")
+
+
+def _copy_row(item: "Derived", indent: str) -> tuple[str, ...]:
+    """A quantized copy, below its model where that is here."""
+    state = _state(item.problem)
+    return (f"{indent}{item.recipe}", size(item.bytes), f"made from {item.model}", "", state)
 
 
 def _state(problem: str | None) -> str:

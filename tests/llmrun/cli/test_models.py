@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -66,10 +67,19 @@ def test_an_empty_store_says_how_to_go_on(llmrun: Any) -> None:
 def test_list_shows_models_and_their_copies(llmrun: Any, held: LocalModel) -> None:
     lines = llmrun("list").out.splitlines()
     assert lines[1].split() == ["short", *lines[1].split()[1:3], "hub", "org/name", "ab" * 6, "ok"]
-    assert "int4 v1" in lines[2]
+    assert lines[2].startswith("  int4 v1 ")
+    assert lines[2].split()[-4:] == ["made", "from", "org/name", "ok"]
     document = json.loads(llmrun("list", "--json").out)
     assert document["models"][0]["revision"] == REVISION
     assert document["quantized"][0]["recipe"] == "int4 v1"
+
+
+def test_list_puts_a_copy_below_its_model_or_apart(
+    llmrun: Any, held: LocalModel, store: Store
+) -> None:
+    shutil.rmtree(held.path)
+    (copy,) = [line for line in llmrun("list").out.splitlines() if "int4 v1" in line]
+    assert copy.startswith("int4 v1 ")
 
 
 def test_list_names_damage(llmrun: Any, held: LocalModel) -> None:
