@@ -22,6 +22,7 @@ chat: $(VENV)/installed
 	@$(BIN)/llmrun chat $(ARGS)
 
 test: $(VENV)/installed-test
+	$(if $(ARGS),,$(BIN)/pytest -m thorough)
 	$(BIN)/pytest $(ARGS)
 
 check: lint types

@@ -77,6 +77,7 @@ PEERS = {  # bits per weight of the whole model, mean KL, same top-1 in per cent
 }
 ROWS = (
     Row("int8", "int8", WEIGHTS, "Q8_0", 0.5),
+    Row("bnb-int8", "bnb-int8", WEIGHTS, "Q8_0"),
     Row("int4", "int4", WEIGHTS, "Q4_0", 1.03),
     Row("int4", "int4", RANDOM, "Q4_0", 1.03),
     Row("int4", "int4", TEXT, "Q4_0 imatrix", 0.95),

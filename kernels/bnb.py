@@ -1,4 +1,4 @@
-"""bitsandbytes' own 4-bit quantizer on the CPU: the only file that imports bitsandbytes.
+"""bitsandbytes' own quantizers and 4-bit products: the only file that imports bitsandbytes.
 
 It is imported on first use (seconds), never at import of this module. What it logs or warns does
 not reach the terminal; what it raises is mapped to llmrun's errors.
@@ -10,10 +10,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.errors import InternalError, UnavailableError
 from llmrun.kernels.host import DType, HostArray
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 64
 """Weights that share one absmax, counted over the flattened weight."""
@@ -102,6 +105,78 @@ def nest(absmax: HostArray) -> Nested:
             "Update bitsandbytes, or choose a scheme without quantized scales.",
         ) from error
     return Nested(to_host(codes), outer, table, offset.item())
+
+
+def quantize_rows(host: HostArray) -> tuple[HostArray, HostArray]:
+    """Quantize [N, K] (bf16, f16 or f32, finite in f16) row by row, as LLM.int8 does.
+
+    Returns codes u8 [N, K] (q + 128) and absmax f32 [N]; a row of zeros has codes 128 and absmax 0.
+    UnavailableError if bitsandbytes cannot be imported, InternalError if it fails.
+    """
+    from llmrun.kernels.reference.arrays import as_tensor, like_host
+
+    functional = _import().functional
+    n, k = host.shape
+    codes, codes_view = like_host(DType.U8, (n, k))
+    absmax, absmax_view = like_host(DType.F32, (n,))
+    weights = as_tensor(host)
+    step = max(1, _CHUNK // k)
+    try:
+        with _quiet():
+            for start in range(0, n, step):
+                chunk = weights[start : start + step].half()
+                signed, largest, _ = functional.int8_vectorwise_quant(chunk)
+                signed[largest == 0] = 0  # 0 times infinity: whatever the processor makes of it
+                codes_view[start : start + step] = signed.short().add_(128)
+                absmax_view[start : start + step] = largest
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise InternalError(
+            f"bitsandbytes failed while quantizing to 8 bits: {error}",
+            "Update bitsandbytes, or choose another scheme (int8 needs no bitsandbytes).",
+        ) from error
+    return codes, absmax
+
+
+def unavailable_on_gpu() -> str | None:
+    """Return None if bitsandbytes has a library for this CUDA, else the reason."""
+    try:
+        library = getattr(getattr(_import(), "cextension", None), "lib", None)
+    except UnavailableError as error:
+        return error.what
+    if getattr(library, "compiled_with_cuda", False):
+        return None
+    return "bitsandbytes has no library for this version of CUDA"
+
+
+def product_4bit() -> Any:  # noqa: ANN401 - an operator of torch's registry
+    """The operator ``(x, packed, [N, K], absmax, block, type) -> x W^T`` in the type of x.
+
+    ``packed`` u8 [N K / 2, 1] (high nibble = even index), ``absmax`` f32 [N K / block].
+    """
+    import torch
+
+    _import()
+    return torch.ops.bitsandbytes.gemm_4bit.default
+
+
+def dequantized_4bit(
+    packed: "torch.Tensor", absmax: "torch.Tensor", block: int, kind: str, shape: tuple[int, int]
+) -> "torch.Tensor":
+    """The weight f32 [N, K] of what ``product_4bit`` takes."""
+    import torch
+
+    _import()
+    dense: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
+        packed, absmax, block, kind, list(shape), torch.float32
+    )
+    return dense
+
+
+def table_4bit(kind: str) -> "torch.Tensor":
+    """The 16 values f32 of ``nf4`` or ``fp4``."""
+    with _quiet():
+        table: torch.Tensor = _import().functional.get_4bit_type(kind, device="cpu")
+    return table
 
 
 def _import() -> Any:  # noqa: ANN401 - a module; its types differ between versions

@@ -6,19 +6,20 @@ behind the one that is bound are not even imported.
 """
 
 import pkgutil
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 import llmrun.kernels as room
 from llmrun.errors import UnavailableError
+from llmrun.kernels.cuda import has_nvidia_driver
 from llmrun.kernels.ops import OPS, WEIGHT_OPS, Backend, BackendInfo, CpuOptions
 
-PREFERENCE = ("cpu", "reference")
+PREFERENCE = ("cpu", "gpu", "bnb_cuda", "reference")
 """Their modules, best first. One that is not named here comes last, in alphabetical order.
 
+``cpu`` before ``gpu``: neither serves the other's device, and a run on the CPU need not import it.
+``bnb_cuda`` before ``reference``: the same, but for 4-bit tables, which it need not dequantize.
 ``cpu`` before ``reference``: it starts without torch, whose import takes as long as everything else
 together up to the first token, and its kernels read weights in their storage form.
 """
@@ -82,28 +83,17 @@ def choose_device(wanted: str) -> str:
     return "cpu" if problem("cuda") is not None else "cuda"
 
 
-def has_nvidia_driver(root: Path = Path("/")) -> bool:
-    """Whether the system shows signs of an NVIDIA driver, WSL's and Jetson's included.
-
-    False only where there can be none; on other systems than Linux and macOS always True.
-    """
-    if sys.platform == "darwin":
-        return False
-    if sys.platform != "linux":
-        return True
-    signs = ("dev/nvidiactl", "dev/dxg", "dev/nvhost-ctrl", "dev/nvgpu", "proc/driver/nvidia")
-    return any((root / sign).exists() for sign in signs)
-
-
 def problem(device: str) -> str | None:
-    """Why no backend serves a device, every reason by name; None if one does."""
-    reasons = []
+    """Why no backend serves a device: each reason once, with the backends that gave it; None if
+    one does."""
+    names: dict[str, list[str]] = {}
     for info in _found():
         reason = info.available(device)
         if reason is None:
             return None
-        reasons.append(f"{info.name}: {reason}")
-    return "; ".join(reasons)
+        names.setdefault(reason, []).append(info.name)
+    common_first = sorted(names, key=lambda reason: -len(names[reason]))
+    return "; ".join(f"{reason} ({', '.join(names[reason])})" for reason in common_first)
 
 
 def bind(device: str, threads: int, options: CpuOptions | None = None) -> Backend:
@@ -112,7 +102,7 @@ def bind(device: str, threads: int, options: CpuOptions | None = None) -> Backen
         if info.available(device) is None:
             return info.create(device, threads, options or CpuOptions())
     raise UnavailableError(
-        f"device {device} cannot be used ({problem(device)})",
+        f"device {device} cannot be used: {problem(device)}",
         "use --device cpu, or see `llmrun doctor` for what this machine offers",
     )
 

@@ -219,8 +219,52 @@ class Pick:
     top: tuple[tuple[int, float], ...] = ()
 
 
-KV_FORMS = {"f16": 2, "f32": 4}
-"""Cache storage forms and their bytes per element; f32 serves comparisons with other engines."""
+KV_FORMS = {"f16": 2.0, "f32": 4.0, "int8": 1 + 2 / 64}
+"""Cache storage forms and their bytes per element, scales included.
+
+``f32`` serves comparisons with other engines. ``int8``, which not every backend has, is codes with
+a scale in f16 for every 64 of them along the head.
+"""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the memory that a decoder works in depends on: tokens of a step and rows of logits at
+    most, the widths of its activations, and N x K of the ``largest`` linear in its layers."""
+
+    max_tokens: int
+    max_rows: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    heads: Heads
+    largest: int
+
+
+class Chain(Protocol):
+    """Decode steps, one id of each of some sequences, that feed on a device what they choose there.
+
+    Nobody need know an id for the next step to be issued, so the device need not wait for the host.
+    """
+
+    @property
+    def open(self) -> bool:
+        """Whether steps may be issued and read: until ``close``, by whoever calls it."""
+
+    def queue(self) -> None:
+        """Issue the next step: K and V of the ids chosen last go to the cache, the next are chosen.
+
+        One step may be issued before the one ahead of it was read. The cache must have room.
+        """
+
+    def read(self) -> list[Pick]:
+        """Wait for the oldest step not read yet; what it chose, one pick per sequence.
+
+        InternalError if a row of logits is not finite. None of its picks has ``top``.
+        """
+
+    def close(self) -> None:
+        """Drop what was not read, at no cost; it may have written to the cache. May be repeated."""
 
 
 class Backend(Protocol):
@@ -231,6 +275,8 @@ class Backend(Protocol):
     threads: int
     isa: str | None
     """The instruction set its kernels are made for; None if it does not say."""
+    prefill_tokens: int
+    """Tokens of a step that are worth computing together; more take memory and gain nothing."""
 
     # --- arrays -------------------------------------------------------------------------------
     def weight(self, form: Form) -> Weight:
@@ -249,7 +295,8 @@ class Backend(Protocol):
         """A step for at most ``max_tokens`` tokens."""
 
     def kv_layer(self, n_slots: int, capacity: int, heads: Heads, form: str) -> KvLayer:
-        """Cache memory of one layer: ``capacity`` tokens for each slot."""
+        """Cache memory of one layer: ``capacity`` tokens for each slot. UnavailableError for a
+        form or a head size that no kernel serves."""
 
     def kv_copy(self, layer: KvLayer, source: int, target: int, n_tokens: int) -> None:
         """Copy the first ``n_tokens`` of slot ``source`` to slot ``target``."""
@@ -266,6 +313,10 @@ class Backend(Protocol):
 
     def free_bytes(self) -> int | None:
         """Free memory of a device that has its own; None if it works in host memory."""
+
+    def workspace_bytes(self, sizes: Sizes) -> int | None:
+        """What a device with memory of its own takes beside weights and cache, at most; None if it
+        works in host memory."""
 
     def synchronize(self) -> None:
         """Return when all issued work is done (a stamp may be taken after it)."""
@@ -284,6 +335,23 @@ class Backend(Protocol):
         ``emit`` yields after each layer. For the same ``kv`` and ``key`` it issues the same ops on
         the same arrays, whatever the step holds, so a backend may record them once and replay
         them. The result is the same bit for bit.
+        """
+
+    def chain(
+        self,
+        step: Step,
+        kv: Sequence[KvLayer],
+        key: object,
+        emit: Callable[[], Iterator[None]],
+        logits: Array,
+        requests: Sequence[PickRequest],
+    ) -> Chain | None:
+        """Decode steps that feed back what they choose; None if they are not served here.
+
+        ``step`` is set for the first of them: one token of each sequence, a row of logits of each.
+        ``emit`` as in ``run_layers``; it ends with ``logits``, from which row r is chosen as
+        ``requests[r]`` says; from step to step ``draw`` counts on and ``history`` grows by what was
+        chosen. None in any case for ``bias``, ``allowed`` or ``top_logprobs``.
         """
 
     # --- ops ----------------------------------------------------------------------------------

@@ -123,6 +123,30 @@ def row_scales(absmax: HostArray) -> HostArray:
     return result
 
 
+def absmax_of_rows(scales: HostArray) -> HostArray | None:
+    """Undo ``row_scales``: F32 [N], which are f16 numbers; None if these scales are not of any."""
+    import numpy as np
+
+    result = empty(DType.F32, (scales.size,))
+    with np.errstate(over="ignore"):
+        wide = floats(scales)[:, 0] * np.float32(_LEVELS_8BIT)
+        floats(result)[...] = wide.astype(np.float16)
+    return result if bytes(row_scales(result).data) == bytes(scales.data) else None
+
+
+def signed(codes: HostArray) -> HostArray:
+    """Return the codes U8 of GroupInt 8 as I8 around zero."""
+
+    def made() -> memoryview:
+        result = empty(DType.I8, codes.shape)
+        source, target = unsigned(codes).reshape(-1), unsigned(result).reshape(-1)
+        for start in range(0, target.size, _CHUNK):
+            target[start : start + _CHUNK] = source[start : start + _CHUNK] ^ 0x80
+        return result.data
+
+    return LaterArray(DType.I8, codes.shape, made)
+
+
 def table_fits(table: HostArray, kind: str) -> bool:
     """Whether a file's table F32 [16] is that of the type it names, within 1e-6."""
     return all(abs(a - b) <= 1e-6 for a, b in zip(floats(table), TABLES[kind], strict=True))

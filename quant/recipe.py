@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from llmrun.errors import InternalError, ModelFileError
-from llmrun.kernels.forms import Dense, Form
+from llmrun.kernels.forms import ROW, Dense, Form
 from llmrun.quant.compensation import Prepared
 from llmrun.quant.inputs import Inputs
 from llmrun.quant.mixing import WIDE_SCHEME, Unit, unit_of
@@ -72,6 +72,8 @@ def _planned(
     group = fitting_group(scheme.group, shape[1])
     if group is None:
         return Planned(None, f"{_text(shape)}: no group of 128, 64 or 32 divides {shape[1]}")
+    if group == ROW:
+        return Planned(scheme.name, f"{scheme.name} with a scale per row")
     if group < scheme.group:
         return Planned(
             scheme.name,

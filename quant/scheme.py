@@ -13,7 +13,7 @@ from typing import Protocol
 
 import llmrun.quant
 from llmrun.errors import InternalError, UnavailableError
-from llmrun.kernels.forms import Form
+from llmrun.kernels.forms import ROW, Form
 from llmrun.kernels.host import DType, HostArray
 from llmrun.quant.compensation import Prepared
 from llmrun.quant.inputs import Inputs
@@ -45,8 +45,8 @@ class Quantize(Protocol):
 class Scheme:
     """What a user asks for by ``name``.
 
-    ``group``: the preferred group size along K. ``quantize``: [N, K] bf16, f16 or f32 to a form,
-    with the widest group <= ``group`` that divides K (ValueError if none does; ModelFileError
+    ``group``: the preferred group size along K, or ROW. ``quantize``: [N, K] bf16, f16 or f32 to a
+    form, with the widest group <= ``group`` that divides K (ValueError if none does; ModelFileError
     giving the index of a weight that is not finite). ``bits_per_weight``: what ``quantize`` will
     need, scales and table included. ``family``: first word of the ``kind`` of the forms it makes,
     ``suffix``: what follows the group in it. ``weighted``: ``quantize`` makes use of inputs; other
@@ -64,11 +64,14 @@ class Scheme:
 
     def kind(self, shape: tuple[int, ...]) -> str:
         """``Form.kind`` of what ``quantize`` makes of [N, K]; ValueError if no group divides K."""
-        return f"{self.family} g{group_for(self.group, shape[-1])}{self.suffix}"
+        group = group_for(self.group, shape[-1])
+        return f"{self.family} {'row' if group == ROW else f'g{group}'}{self.suffix}"
 
 
 def fitting_group(preferred: int, k: int) -> int | None:
-    """Return the widest group size <= ``preferred`` that divides K, or None."""
+    """Return the widest group size <= ``preferred`` that divides K, or None; ROW fits every K."""
+    if preferred == ROW:
+        return ROW
     return next((group for group in GROUPS if group <= preferred and k % group == 0), None)
 
 

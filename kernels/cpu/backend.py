@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from llmrun.errors import DoesNotFitError, InternalError, UnavailableError
 from llmrun.kernels.cpu import abi
 from llmrun.kernels.cpu.angles import AngleTables
-from llmrun.kernels.cpu.arrays import CpuArray, CpuKvLayer, CpuStep
+from llmrun.kernels.cpu.arrays import KV_TYPES, CpuArray, CpuKvLayer, CpuStep
 from llmrun.kernels.cpu.library import library, usable_isas
 from llmrun.kernels.cpu.memory import Arena, Block, address_of
 from llmrun.kernels.cpu.program import Program
@@ -19,6 +19,7 @@ from llmrun.kernels.forms import Form, GroupInt
 from llmrun.kernels.host import DType, HostArray, empty
 from llmrun.kernels.ops import (
     Attention,
+    Chain,
     Expert,
     Heads,
     Interrupt,
@@ -27,6 +28,7 @@ from llmrun.kernels.ops import (
     Pick,
     PickRequest,
     Rope,
+    Sizes,
 )
 
 MAX_HEAD_DIM = 512
@@ -51,6 +53,7 @@ class CpuBackend:
 
     name = "cpu"
     device = "cpu"
+    prefill_tokens = 256
 
     def __init__(
         self,
@@ -119,7 +122,12 @@ class CpuBackend:
         return CpuStep(max_tokens)
 
     def kv_layer(self, n_slots: int, capacity: int, heads: Heads, form: str) -> CpuKvLayer:
-        """Cache memory of one layer. UnavailableError for a head size the kernels do not serve."""
+        """Cache memory of one layer. UnavailableError for a form or head size not served here."""
+        if form not in KV_TYPES:
+            raise UnavailableError(
+                f"the CPU kernels hold keys and values in {' or '.join(KV_TYPES)}, not in {form}",
+                "leave --kv out, or use a GPU with --device cuda",
+            )
         if heads.head_dim > MAX_HEAD_DIM or heads.head_dim % 8:
             raise UnavailableError(
                 f"the CPU kernels serve head sizes that are multiples of 8 up to {MAX_HEAD_DIM}, "
@@ -147,6 +155,10 @@ class CpuBackend:
         self._mixtures.clear()
 
     def free_bytes(self) -> int | None:
+        """None: it works in host memory."""
+        return None
+
+    def workspace_bytes(self, sizes: Sizes) -> int | None:
         """None: it works in host memory."""
         return None
 
@@ -179,6 +191,18 @@ class CpuBackend:
             return program.record(emit(), interrupt)
         finally:
             self._recording = None
+
+    def chain(
+        self,
+        step: CpuStep,
+        kv: Sequence[CpuKvLayer],
+        key: object,
+        emit: Callable[[], Iterator[None]],
+        logits: CpuArray,
+        requests: Sequence[PickRequest],
+    ) -> Chain | None:
+        """None: the host computes, so there is nobody to run ahead of."""
+        return None
 
     def _run(self, first: int, length: int, step: CpuStep) -> None:
         self._packer.finish()

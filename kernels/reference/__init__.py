@@ -7,27 +7,12 @@ dequantized panel by panel into a small scratch, never as a whole copy.
 from typing import cast
 
 from llmrun.errors import UnavailableError
+from llmrun.kernels.cuda import why_not
 from llmrun.kernels.ops import Backend, BackendInfo, CpuOptions
 
 
 def _available(device: str) -> str | None:
-    if device == "cpu":
-        return None
-    kind, _, index = device.partition(":")
-    if kind in ("mps", "xpu", "rocm", "hip"):
-        return f"{kind} devices are not supported yet"
-    if kind != "cuda" or (index and not index.isdigit()):
-        return f"unknown device {device!r} (known: cpu, cuda, cuda:N)"
-    import torch
-
-    if torch.version.cuda is None:
-        return f"this torch ({torch.__version__}) is built without CUDA"
-    if not torch.cuda.is_available():
-        return "torch finds no usable NVIDIA GPU or driver"
-    count = torch.cuda.device_count()
-    if index and int(index) >= count:
-        return f"there are {count} CUDA devices, numbered from 0"
-    return None
+    return None if device == "cpu" else why_not(device)
 
 
 def _supports(op: str, kind: str) -> str | None:

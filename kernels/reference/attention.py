@@ -30,8 +30,7 @@ def rope_append(
     for span in step.spans:
         here = slice(span.start, span.start + span.count)
         there = slice(span.position, span.position + span.count)
-        kv.keys[span.slot, :, there].copy_(keys[here].transpose(0, 1))
-        kv.values[span.slot, :, there].copy_(values[here].transpose(0, 1))
+        kv.write(span.slot, there, keys[here], values[here])
 
 
 def attend(
@@ -58,8 +57,7 @@ def _attend_span(
     # A window lets every query see its own token and the window - 1 before it, so keys
     # before the first query's window are never read.
     first = 0 if attention.window is None else max(0, span.position + 1 - attention.window)
-    keys = kv.keys[span.slot, :, first:length].float()  # (Hkv, L, dh)
-    values = kv.values[span.slot, :, first:length].float()
+    keys, values = kv.read(span.slot, slice(first, length))  # (Hkv, L, dh)
     grouped = queries[rows].view(span.count, heads.n_kv_heads, per_kv, heads.head_dim)
     grouped = grouped.permute(1, 2, 0, 3).reshape(heads.n_kv_heads, -1, heads.head_dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(attention.scale)

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from llmrun.kernels.cuda import working_bytes
 from llmrun.kernels.forms import Form
 from llmrun.kernels.forms import nbytes as form_bytes
 from llmrun.kernels.host import HostArray
 from llmrun.kernels.ops import (
     Attention,
+    Chain,
     Expert,
     Heads,
     Interrupt,
@@ -18,6 +20,7 @@ from llmrun.kernels.ops import (
     Pick,
     PickRequest,
     Rope,
+    Sizes,
 )
 from llmrun.kernels.reference import attention as attention_ops
 from llmrun.kernels.reference import sampling
@@ -36,6 +39,7 @@ class TorchBackend:
 
     name = "reference"
     isa: str | None = None
+    prefill_tokens = 256
 
     def __init__(self, device: str, threads: int) -> None:
         self.device = device
@@ -74,7 +78,7 @@ class TorchBackend:
 
     def kv_copy(self, layer: TorchKvLayer, source: int, target: int, n_tokens: int) -> None:
         """Copy the first tokens of one slot to another."""
-        for part in (layer.keys, layer.values):
+        for part in layer.tensors:
             part[target, :, :n_tokens].copy_(part[source, :, :n_tokens])
 
     def to_host(self, array: torch.Tensor, n_rows: int) -> HostArray:
@@ -95,6 +99,10 @@ class TorchBackend:
         free, _ = torch.cuda.mem_get_info(self._device)
         return int(free)
 
+    def workspace_bytes(self, sizes: Sizes) -> int | None:
+        """What it takes of a GPU beside weights and cache; None on the CPU."""
+        return working_bytes(sizes) if self._device.type == "cuda" else None
+
     def synchronize(self) -> None:
         """Wait for the device."""
         if self._device.type == "cuda":
@@ -111,6 +119,18 @@ class TorchBackend:
     ) -> bool:
         """Run the ops as they come."""
         return not any(interrupt() for _ in emit())
+
+    def chain(
+        self,
+        step: TorchStep,
+        kv: Sequence[TorchKvLayer],
+        key: object,
+        emit: Callable[[], Iterator[None]],
+        logits: torch.Tensor,
+        requests: Sequence[PickRequest],
+    ) -> Chain | None:
+        """None: each step is issued from the host."""
+        return None
 
     # --- ops ----------------------------------------------------------------------------------
     def embed(self, step: TorchStep, table: TorchWeight, scale: float, h: torch.Tensor) -> None:

@@ -14,7 +14,8 @@ from llmrun.cli.assemble import LoadedModel
 from llmrun.cli.prompting import Prompt
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish, TokenEvent
-from llmrun.engine.generate import Progress, generate
+from llmrun.engine.generate import generate
+from llmrun.engine.phases import Progress
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.stream import Events, drain
 from llmrun.kernels.ops import Interrupt, Sampling, never

@@ -6,7 +6,6 @@ resolve, fetch, open, choose a scheme, (quantize,) bind a backend, build, tokeni
 
 import contextlib
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.cli import memory
+from llmrun.cli import tuned
 from llmrun.cli.apart import Stopped, apart, beside, check
 from llmrun.cli.choice import (
     Choice,
@@ -22,28 +21,25 @@ from llmrun.cli.choice import (
     change,
     choose_scheme,
     plan_weights,
-    weights_to_plan,
 )
 from llmrun.cli.conversation import Conversation, open_conversation
 from llmrun.cli.copies import STAYS, is_kept_in_store, made_while_loading, refuse_unused
 from llmrun.cli.fetching import fetch_model, recommended_scheme
+from llmrun.cli.fitting import Fitted, Wanted, fit, form_kind
 from llmrun.cli.settings import Settings
 from llmrun.cli.source import Source, open_source
 from llmrun.cli.threads import ThreadChoice, choose_threads
 from llmrun.engine.cache import KvCache
 from llmrun.engine.sampler import SamplingOptions
 from llmrun.errors import UnavailableError
-from llmrun.kernels import dispatch
+from llmrun.kernels import cuda, dispatch
 from llmrun.kernels.forms import Form
-from llmrun.kernels.host import DType
 from llmrun.kernels.ops import KV_FORMS, Backend, CpuOptions
 from llmrun.model.decoder import Decoder, build
 from llmrun.model.spec import DecoderSpec
 from llmrun.quant.audit import Coverage, CoverageBuilder
-from llmrun.quant.gguf_blocks import BLOCK_TYPES
 from llmrun.quant.recipe import Planned
-from llmrun.quant.roles import QUANTIZED_ROLES
-from llmrun.quant.scheme import Scheme, find
+from llmrun.quant.scheme import Scheme
 from llmrun.store.model import LocalModel
 from llmrun.store.progress import Progress
 from llmrun.text.limits import RenderLimits
@@ -64,7 +60,8 @@ BUILD = "tokenizer+weights"
 class LoadOptions:
     """What the user asked for. ``ctx`` and threads None: decided here and said.
 
-    ``chat``: the template will be used, so its process starts while the weights load.
+    ``chat``: the template will be used, so its process starts while the weights load. ``offload``:
+    layers that do not fit on a card may stay on the CPU.
     """
 
     model: str
@@ -72,6 +69,7 @@ class LoadOptions:
     device: str = "auto"
     ctx: int | None = None
     kv: str = "auto"
+    offload: bool = False
     threads: int | None = None
     threads_prefill: int | None = None
     threads_decode: int | None = None
@@ -142,24 +140,30 @@ def load(
     settings: Settings,
     progress: Progress,
     process: RenderProcess | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> LoadedModel:
     """Load a model ready to answer. Every refusal is an LlmrunError with its exit code.
 
-    ``process``: from ``template.renderer``, perhaps started; closed with the model.
+    ``process``: from ``template.renderer``, perhaps started; closed with the model. ``say`` is told
+    what a person should know before the wait for the weights.
     """
     process = process or renderer(RenderLimits())
     if options.chat:
         process.start()  # first of all, for it takes as long as much of what follows
     try:
         with _no_collections():
-            return _load(options, settings, progress, process)
+            return _load(options, settings, progress, process, say)
     except BaseException:
         process.close()
         raise
 
 
 def _load(
-    options: LoadOptions, settings: Settings, progress: Progress, process: RenderProcess
+    options: LoadOptions,
+    settings: Settings,
+    progress: Progress,
+    process: RenderProcess,
+    say: Callable[[str], None],
 ) -> LoadedModel:
     clock = _Stopwatch()
     kv_form = _kv_form(options.kv)
@@ -168,13 +172,21 @@ def _load(
     exact = options.quant == "none"
     cpu = CpuOptions(threads.decode, options.cpu_isa, options.huge_pages, exact)
     backend = dispatch.bind(device, threads.prefill, cpu)
+    measured = tuned.use(backend, settings)
     clock.lap("bind")
     local = fetch_model(options.model, settings, progress, options.revision)
     clock.lap("fetch")
     original = source = open_source(local.path, exact=exact)
     recommended = recommended_scheme(local)
     choice = choose_scheme(options.quant, source, recommended, options.requantize, backend.isa)
-    context, notes = _fit(choice, source, backend, kv_form, options)
+    wanted = Wanted(choice, source, kv_form, options.ctx, options.target_bpw)
+    make_host = partial(dispatch.bind, "cpu", threads.prefill, cpu) if options.offload else None
+    fitted = fit(wanted, backend, make_host)
+    if fitted.price is not None:
+        say(fitted.price)
+    notes = [*source.checkpoint.notes, *_larger(choice, source, backend), *fitted.notes]
+    if slower := _why_slower(backend):
+        notes.append(slower)
     clock.lap("open")
     scheme = choice.scheme
     copying = CopyOptions(options.calibrate, options.target_bpw, options.allow_partial)
@@ -194,7 +206,7 @@ def _load(
         refuse_unused(copying, why)
         if scheme.weighted:
             notes.append(f"no calibration text was read: {why}")
-    bound = (choice, scheme, source, backend, options)
+    bound = (choice, scheme, source, fitted, options)
     beside_ms: dict[str, float] = {}
 
     def build_weights(stopped: Stopped) -> tuple[Decoder, Coverage]:
@@ -216,45 +228,23 @@ def _load(
         coverage=coverage,
         spec=source.binding.spec,
         decoder=decoder,
-        backend=backend,
+        backend=fitted.backend,
         tokenizer=conversation.tokenizer,
         template=conversation.template,
         stop_ids=conversation.stop_ids,
         sampling=conversation.sampling,
-        context=context,
+        context=fitted.context,
         kv_form=kv_form,
         times=LoadTimes(clock.parts_ms, beside_ms),
         notes=tuple(notes),
-        decisions=(choice.note, *_decisions(options, original, backend, threads)),
+        decisions=(
+            choice.note,
+            *_decisions(options, original, fitted.backend, threads),
+            *((measured,) if measured else ()),
+        ),
         stops=conversation.stops,
         template_note=conversation.template_note,
     )
-
-
-def _fit(
-    choice: Choice, source: Source, backend: Backend, kv_form: str, options: LoadOptions
-) -> tuple[int, list[str]]:
-    planned = plan_weights(choice, source, resident=True)
-    kept = source.kept_bytes()
-    total = 0.0
-    for name, (role, shape, kind) in weights_to_plan(choice, source, resident=True).items():
-        scheme = planned[name].scheme
-        if scheme is None:
-            total += kept[name] + backend.widening(_form_kind(kind)) * math.prod(shape) / 8
-        else:
-            n, k = shape
-            bits = find(scheme).bits_per_weight((n, k), DType[kind.upper()])
-            if role in QUANTIZED_ROLES:
-                bits = max(bits, options.target_bpw or 0)
-            total += n * k * bits / 8
-    spec = source.binding.spec
-    per_token = 2 * spec.heads.n_kv_heads * spec.heads.head_dim * KV_FORMS[kv_form]
-    need = memory.Need(int(total), per_token * len(spec.layers))
-    free = backend.free_bytes()
-    free = memory.free_bytes() if free is None else free
-    context, note = memory.fit_context(need, options.ctx, spec.max_positions, free)
-    notes = [*source.checkpoint.notes, *_larger(choice, source, backend)]
-    return context, notes if note is None else [*notes, note]
 
 
 def _larger(choice: Choice, source: Source, backend: Backend) -> list[str]:
@@ -264,7 +254,7 @@ def _larger(choice: Choice, source: Source, backend: Backend) -> list[str]:
         return ["weights that no kernel computes with as they are stored are plain numbers now"]
     if choice.untouched:
         return []  # asked for, and -q none is known to take more
-    kinds = {kind for _, _, kind in source.weights().values() if backend.widening(_form_kind(kind))}
+    kinds = {kind for _, _, kind in source.weights().values() if backend.widening(form_kind(kind))}
     if kept and kinds:
         named = ", ".join(kind.upper() for kind in sorted(kinds))  # as GGUF writes them
         return [f"{named} weights take 4 bits more each in memory than they need"]
@@ -275,14 +265,16 @@ def _build(
     choice: Choice,
     asked: Scheme | None,
     source: Source,
-    backend: Backend,
+    fitted: Fitted,
     options: LoadOptions,
     stopped: Stopped,
 ) -> tuple[Decoder, Coverage]:
+    backend = fitted.backend
     planned = plan_weights(choice, source, resident=True)
     coverage = CoverageBuilder(asked)
-    counted = _counted(choice, source, planned, coverage, backend, stopped)
-    decoder = build(source.binding.spec, source.tensors(counted), backend)
+    counted = _counted(choice, source, planned, coverage, fitted, stopped)
+    tensors = source.tensors(counted)
+    decoder = build(source.binding.spec, tensors, backend, max_tokens=backend.prefill_tokens)
     backend.synchronize()  # a backend may have put work on the weights off
     return decoder, coverage.finish(allow_partial=options.allow_partial)
 
@@ -292,25 +284,21 @@ def _counted(
     source: Source,
     planned: Mapping[str, Planned],
     coverage: CoverageBuilder,
-    backend: Backend,
+    fitted: Fitted,
     stopped: Stopped,
 ) -> Callable[[str, Form], Form]:
+    """Brings each weight into its form just before it is handed to the backend."""
     parameters = source.binding.parameters
 
     def brought(name: str, form: Form) -> Form:
         check(stopped)
         role = parameters[name].role
         result = change(choice, role, planned[name], name, form)
-        coverage.add(name, role, result, planned[name], backend.widening(result.kind))
+        fitted.place(name)
+        coverage.add(name, role, result, planned[name], fitted.backend.widening(result.kind))
         return result
 
     return brought
-
-
-def _form_kind(kind: str) -> str:
-    """The kind of the storage form a stored kind becomes."""
-    blocks = BLOCK_TYPES.get(kind.upper())
-    return kind if blocks is None else blocks.form_kind
 
 
 def _kv_form(wanted: str) -> str:
@@ -328,13 +316,32 @@ def _decisions(
 ) -> list[str]:
     decisions = _left_out(source.binding.unused)
     if options.device == "auto":
-        decisions.append(f"device {backend.device} ({kernels_of(backend)})")
-    if backend.device == "cpu":
+        why = _why_no_gpu() if backend.device == "cpu" else None
+        decisions.append(
+            f"device {backend.device} ({kernels_of(backend)}{f'; {why}' if why else ''})"
+        )
+    if backend.device.endswith("cpu"):
         decode = (
             "" if threads.decode in (None, threads.prefill) else f", {threads.decode} to decode"
         )
         decisions.append(f"{threads.prefill} threads{decode} ({threads.why})")
     return decisions
+
+
+def _why_no_gpu() -> str | None:
+    """Why the GPU that seems to be here is not used; None if there is no sign of one."""
+    return dispatch.problem("cuda") if cuda.has_nvidia_driver() else None
+
+
+def _why_slower(backend: Backend) -> str | None:
+    """Why a GPU computes with others' kernels and not with ours; None if that is not so."""
+    if not backend.device.startswith("cuda"):
+        return None
+    asked = dispatch.candidates(backend.device)
+    reason = next((one.reason for one in asked if one.info.name == "gpu"), None)
+    if reason is None:
+        return None
+    return f"llmrun's own GPU kernels, several times faster, are not used: {reason}"
 
 
 def _left_out(unused: Mapping[str, str]) -> list[str]:

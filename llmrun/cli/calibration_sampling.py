@@ -4,15 +4,19 @@ from collections.abc import Sequence
 
 from llmrun.cli import memory
 from llmrun.cli.conversation import Conversation
+from llmrun.cli.fitting import sizes_of
 from llmrun.cli.source import Source
 from llmrun.engine.cache import KvCache
-from llmrun.engine.generate import choose, decode_step, prefill
+from llmrun.engine.phases import choose, decode_step, prefill
 from llmrun.errors import DoesNotFitError
 from llmrun.kernels.ops import KV_FORMS, Array, Backend, PickRequest, Sampling
-from llmrun.model.decoder import MAX_ROWS, Decoder, build
+from llmrun.model.decoder import MAX_TOKENS, Decoder, build
 from llmrun.text.message import Message
 
 SEED = 20260101
+
+TOGETHER = 16
+"""Sequences made at once: weights are read once for all of them, and each has a cache."""
 
 QUESTIONS = (
     "Tell me a short story about somebody who finds an old map.",
@@ -32,7 +36,7 @@ def sampled(
 ) -> tuple[tuple[int, ...], ...]:
     """Sequences of ``length`` ids that the model makes up at temperature 1, the same each time.
 
-    All are made at once, so that the weights are read once for each id of them all.
+    Many are made at once, so that the weights are read once for each id of them all.
     DoesNotFitError if the whole model and its cache have no room.
     """
     _check_room(source, backend, n_tokens)
@@ -41,8 +45,8 @@ def sampled(
     backend.synchronize()
     count = max(1, n_tokens // length)
     sequences: list[tuple[int, ...]] = []
-    for first in range(0, count, MAX_ROWS):
-        numbers = range(first, min(first + MAX_ROWS, count))
+    for first in range(0, count, TOGETHER):
+        numbers = range(first, min(first + TOGETHER, count))
         starts = [_start(conversation, number) for number in numbers]
         sequences += _continued(decoder, conversation.tokenizer.n_ids, starts, numbers, length)
     return tuple(sequences)
@@ -87,10 +91,14 @@ def _start(conversation: Conversation, number: int) -> list[int]:
 def _check_room(source: Source, backend: Backend, n_tokens: int) -> None:
     heads, layers = source.binding.spec.heads, len(source.binding.spec.layers)
     weights = sum(source.kept_bytes().values())
-    cache = n_tokens * layers * 2 * heads.n_kv_heads * heads.head_dim * KV_FORMS["f16"]
-    need = weights + cache + memory.WORKSPACE_BYTES
+    cache = int(n_tokens * layers * 2 * heads.n_kv_heads * heads.head_dim * KV_FORMS["f16"])
     free = backend.free_bytes()
-    free = memory.free_bytes() if free is None else free
+    working = backend.workspace_bytes(sizes_of(source, MAX_TOKENS))
+    if free is None or working is None:
+        free, working = memory.free_bytes(), memory.WORKSPACE_BYTES
+    else:
+        weights = int(memory.ROUNDED * weights)
+    need = weights + cache + working
     if free is not None and need > free:
         raise DoesNotFitError(
             f"to sample text from the model takes {need / (1 << 30):.1f} GiB; "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from llmrun.cli.answer import Answer, Request, answer
 from llmrun.cli.assemble import LoadedModel
-from llmrun.cli.exits import complain, named, survivable
+from llmrun.cli.exits import complain, is_survivable, named
 from llmrun.cli.loading import stop_strings
 from llmrun.cli.one_shot import Answering
 from llmrun.cli.options import Stats
@@ -19,6 +19,7 @@ from llmrun.cli.transcript import Transcript
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish
 from llmrun.engine.sampler import SamplingOptions, resolve
+from llmrun.errors import LlmrunError
 from llmrun.kernels.ops import Interrupt, never
 from llmrun.text.decode_input import clean_text
 
@@ -60,7 +61,9 @@ class Chat:
         """Answer the transcript's last question; it becomes ours only if that worked."""
         try:
             made = self._answer(transcript)
-        except survivable() as err:
+        except (LlmrunError, MemoryError, RuntimeError) as err:  # of which torch's are some
+            if not is_survivable(err):
+                raise
             complain(named(err))
             self.session.say("The last message was not kept; the chat goes on.")
             return

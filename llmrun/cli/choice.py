@@ -130,7 +130,9 @@ def has_already(scheme: Scheme, source: Source) -> bool:
     """
     covered = [weight for weight in source.weights().values() if weight[0] in QUANTIZED_ROLES]
     return all(
-        kind == scheme.kind(shape) if fitting_group(scheme.group, shape[-1]) else is_dense(kind)
+        is_dense(kind)
+        if fitting_group(scheme.group, shape[-1]) is None
+        else kind == scheme.kind(shape)
         for _, shape, kind in covered
     )
 

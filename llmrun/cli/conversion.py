@@ -28,6 +28,7 @@ from llmrun.model.streaming import nothing
 from llmrun.quant import compensation
 from llmrun.quant.audit import Coverage, CoverageBuilder
 from llmrun.quant.bnb_blocks import TABLES
+from llmrun.quant.bnb_int8 import NAME as BNB_INT8
 from llmrun.quant.compensation import Prepared
 from llmrun.quant.deviation import relative_mse
 from llmrun.quant.inputs import Inputs
@@ -315,7 +316,7 @@ def _planned_tensor(
         shape,
         table=table,
         nested=scheme.name.endswith("-dq"),
-        scale=DType.F32 if table else None,
+        scale=DType.F32 if table or scheme.name == BNB_INT8 else None,
     )
 
 

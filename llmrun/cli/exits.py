@@ -7,6 +7,7 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -24,6 +25,14 @@ from llmrun.errors import (
     LlmrunError,
     UsageError,
 )
+
+_NO_MEMORY = re.compile(
+    r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|can't allocate memory"
+)
+"""How RuntimeErrors of torch, its libraries and Triton say that memory ran out."""
+
+_WANTED = re.compile(r"Tried to allocate ([\d.]+ \wi?B)")
+_OF_WHICH = re.compile(r"total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free")
 
 DEBUG_HINT = "Run again with --debug for the traceback."
 
@@ -59,11 +68,8 @@ def named(err: Exception) -> LlmrunError:
         return err
     if isinstance(err, typer.TyperException):
         return UsageError(err.format_message(), _usage_hint(err))
-    if isinstance(err, out_of_memory()):
-        return DoesNotFitError(
-            f"Memory ran out: {_first_line(err) or 'an allocation failed'}.",
-            "Try a smaller --ctx, a smaller scheme (-q int4) or a smaller model.",
-        )
+    if is_out_of_memory(err):
+        return _memory_ran_out(err)
     if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return InternalError(
             f"Writing failed: {err.strerror}{f' ({err.filename})' if err.filename else ''}.",
@@ -74,15 +80,18 @@ def named(err: Exception) -> LlmrunError:
     return InternalError(what, DEBUG_HINT)
 
 
-def out_of_memory() -> tuple[type[Exception], ...]:
-    """The exceptions that mean memory ran out; torch's only if it is loaded, never imported."""
-    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    return (MemoryError,) if of_torch is None else (MemoryError, of_torch)
+def is_out_of_memory(err: Exception) -> bool:
+    """Whether an error means that memory ran out, of the host or of a device; torch, whose class
+    this may be, is not imported for it."""
+    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    if isinstance(err, MemoryError | of_torch):
+        return True
+    return isinstance(err, RuntimeError) and _NO_MEMORY.search(str(err)) is not None
 
 
-def survivable() -> tuple[type[Exception], ...]:
-    """What a chat goes on after: refusals, and memory that ran out for one answer."""
-    return (LlmrunError, *out_of_memory())
+def is_survivable(err: Exception) -> bool:
+    """Whether a chat goes on after it: a refusal, or memory that ran out for one answer."""
+    return isinstance(err, LlmrunError) or is_out_of_memory(err)
 
 
 def complain(error: LlmrunError) -> None:
@@ -109,6 +118,22 @@ def die_cleanly_on_signals(terminal: Terminal) -> None:
         # nohup ignores SIGHUP on purpose; leave it so.
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, die)
+
+
+def _memory_ran_out(err: Exception) -> DoesNotFitError:
+    said = str(err)
+    wanted, of_which = _WANTED.search(said), _OF_WHICH.search(said)
+    if wanted is None or of_which is None:
+        what = f"Memory ran out: {_first_line(err) or 'an allocation failed'}."
+        return DoesNotFitError(
+            what, "Try a smaller --ctx, a smaller scheme (-q int4) or a smaller model."
+        )
+    return DoesNotFitError(
+        f"The memory of the GPU ran out: {wanted[1]} more were needed, {of_which[2]} of "
+        f"{of_which[1]} are free.",
+        "Try a smaller --ctx, --kv int8, fewer bits (-q int4) or --offload, or end other programs "
+        "there.",
+    )
 
 
 def _usage_hint(err: typer.TyperException) -> str:

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from llmrun.cli import assemble
 from llmrun.cli.assemble import LoadedModel, LoadOptions
 from llmrun.cli.options import HugePages, ModelOptions, PromptFlags, SamplingFlags
-from llmrun.cli.progress import activity, for_session
+from llmrun.cli.progress import activity, for_session, say_meanwhile
 from llmrun.cli.session import Session
 from llmrun.engine.sampler import SamplingOptions
 from llmrun.errors import UnavailableError
@@ -34,6 +35,7 @@ def load(
         device=options.device,
         ctx=options.ctx or None,
         kv=options.kv,
+        offload=options.offload,
         threads=options.threads,
         threads_prefill=options.threads_prefill,
         threads_decode=options.threads_decode,
@@ -48,7 +50,9 @@ def load(
         chat=prompting is not None and not prompting.raw,
     )
     with activity(session, f"loading {name} ..."):
-        loaded = assemble.load(wanted, session.settings, for_session(session), process)
+        loaded = assemble.load(
+            wanted, session.settings, for_session(session), process, partial(say_meanwhile, session)
+        )
     for note in loaded.notes:
         session.say(f"note: {note}")
     if loaded.template_note and not (prompting and prompting.raw):

@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from llmrun.errors import UnavailableError, UsageError
+from llmrun.kernels.cuda import NOT_YET
 from llmrun.kernels.ops import KV_FORMS
 
 
@@ -65,6 +66,11 @@ def kv_form(value: str) -> str:
 
 def device_name(value: str) -> str:
     """``--device``: something that can name a device."""
+    if (others := NOT_YET.get(value.partition(":")[0].lower())) is not None:
+        raise UnavailableError(
+            f"--device {value}: {others} are not supported yet.",
+            "Type --device cpu, or --device cuda on a machine with an NVIDIA GPU.",
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise UnavailableError(
             f"There is no device named {value!r}.", "Type --device auto, cpu, cuda or cuda:N."
@@ -158,6 +164,12 @@ class ModelOptions:
             help=f"Form of the KV cache: auto, {', '.join(KV_FORMS)}.",
         ),
     ] = "auto"
+    offload: Annotated[
+        bool,
+        typer.Option(
+            "--offload", help="Layers that do not fit on the GPU stay on the CPU, which is slow."
+        ),
+    ] = False
     threads: Annotated[
         int | None,
         typer.Option("--threads", min=-1, metavar="N", help="Threads on the CPU; 0 or -1: auto."),

@@ -125,3 +125,10 @@ def activity(session: Session, text: str) -> Iterator[None]:
     finally:
         if shown:
             session.terminal.draw(_CLEAR_LINE)
+
+
+def say_meanwhile(session: Session, text: str) -> None:
+    """A line on stderr in place of what ``activity`` shows there."""
+    if session.terminal.draws and not session.quiet:
+        session.terminal.draw(_CLEAR_LINE)
+    session.say(text)

@@ -10,7 +10,7 @@ from llmrun.cli.screen import Screen, fit
 from llmrun.cli.summary import live_line, prefill_line
 from llmrun.cli.terminal import Terminal
 from llmrun.engine.events import TokenEvent
-from llmrun.engine.generate import Progress
+from llmrun.engine.phases import Progress
 from llmrun.measure.live import Meter
 from llmrun.text.terminal import TerminalFilter
 

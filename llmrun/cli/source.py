@@ -84,8 +84,9 @@ class Source:
 
     def tensors(self, change: Callable[[str, Form], Form]) -> Iterator[tuple[str, Form]]:
         """Read the parameters one at a time, each through ``change(canonical name, form)``."""
-        for canonical, form in self.binding.tensors(self.checkpoint.read):
-            yield canonical, change(canonical, form)
+        # By map, since a loop would hold each one while it reads the next.
+        read = self.binding.tensors(self.checkpoint.read)
+        yield from map(lambda found: (found[0], change(*found)), read)
 
     def layer(
         self, number: int, change: Callable[[str, Form], Form] | None = None

@@ -51,7 +51,7 @@ class KvCache:
     @property
     def _layer_bytes_per_token(self) -> int:
         heads = self.spec.heads
-        return 2 * heads.n_kv_heads * heads.head_dim * KV_FORMS[self.form]
+        return int(2 * heads.n_kv_heads * heads.head_dim * KV_FORMS[self.form])
 
     def read_bytes(self, length: int) -> int:
         """Bytes of K and V one step of a sequence reads that holds ``length`` tokens with it.

@@ -6,7 +6,7 @@ The engine knows ids, cache slots and logits. It never looks into an array.
 from collections.abc import Sequence
 from typing import Protocol
 
-from llmrun.kernels.ops import Array, Backend, Interrupt, KvLayer, Span
+from llmrun.kernels.ops import Array, Backend, Chain, Interrupt, KvLayer, PickRequest, Span
 from llmrun.model.spec import DecoderSpec
 
 
@@ -53,4 +53,18 @@ class Model(Protocol):
         is also that of what their slots hold. The array is valid until the next call. ``interrupt``
         is asked between layers; None comes back if it said yes, and what was written is not to be
         counted.
+        """
+
+    def chain(
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        kv: Sequence[KvLayer],
+        requests: Sequence[PickRequest],
+        stage: int = ...,
+    ) -> Chain | None:
+        """Decode steps, the first of which feeds these ids, one to each sequence; ``requests`` say
+        how the first choices are made. Arguments as in ``forward``. None if the backend has none.
+
+        The chain is closed by the next call of ``forward`` or ``chain``.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from llmrun.errors import InternalError, UnavailableError
-from llmrun.formats import bnb_writer, own_format, pack_writer
+from llmrun.formats import bnb_rows_writer, bnb_writer, own_format, pack_writer
 from llmrun.formats.limits import SHARD_BYTES, SHARD_PARTS
 from llmrun.formats.planned import Part, Planned, Writing, part
 from llmrun.formats.safetensors import INDEX_NAME, SINGLE_NAME
@@ -21,7 +21,12 @@ from llmrun.kernels.host import DType
 
 ALIGNMENT = 64
 DATA_START = 4_096
-_WRITINGS = (pack_writer.WRITING, bnb_writer.WRITING, own_format.WRITING)
+_WRITINGS = (
+    pack_writer.WRITING,
+    bnb_writer.WRITING,
+    bnb_rows_writer.WRITING,
+    own_format.WRITING,
+)
 
 
 @dataclass(frozen=True)

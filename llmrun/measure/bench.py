@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Clock
-from llmrun.engine.generate import generate, prefill
+from llmrun.engine.generate import generate
 from llmrun.engine.model import Model
+from llmrun.engine.phases import prefill
 from llmrun.engine.sampler import Sampler, SamplingOptions, resolve
 from llmrun.errors import UsageError
 from llmrun.measure.ceilings import Ceilings

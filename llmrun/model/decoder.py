@@ -12,22 +12,24 @@ from llmrun.kernels.forms import Dense, Form
 from llmrun.kernels.ops import (
     Array,
     Backend,
+    Chain,
     Interrupt,
     KvLayer,
     Linear,
     Norm,
+    PickRequest,
     Span,
     Weight,
     never,
 )
-from llmrun.model.layer import Layer, LayerBinder, Workspace, issue
+from llmrun.model.layer import Layer, LayerBinder, Mlp, Workspace, issue
 from llmrun.model.parameters import EMBEDDING, FINAL_NORM, HEAD, expected
 from llmrun.model.spec import DecoderSpec
 
 MAX_TOKENS = 256
 """Tokens of one call: prefill chunks are at most this long."""
 
-MAX_ROWS = 16
+MAX_ROWS = 32
 """Rows of logits of one call: sequences decoded together."""
 
 
@@ -62,6 +64,7 @@ class Decoder:
             a=backend.empty((max_tokens, spec.intermediate)),
         )
         self._logits = backend.empty((max_rows, spec.vocab))
+        self._chain: Chain | None = None
 
     def forward(
         self,
@@ -79,12 +82,39 @@ class Decoder:
         for what their slots hold. The result is valid until the next call; None if ``interrupt``
         said so between two layers, and what was written to the cache is then not to be counted.
         """
+        self._end_chain()
         has_rows = len(rows) > 0
         self._step.set(token_ids, spans, rows)
         done = self.backend.run_layers(
             self._step, kv, (has_rows, stage), lambda: self._issue(kv, has_rows, stage), interrupt
         )
         return self._logits if done else None
+
+    def chain(
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        kv: Sequence[KvLayer],
+        requests: Sequence[PickRequest],
+        stage: int = 0,
+    ) -> Chain | None:
+        """Decode steps that feed back their choices, one id per span; None if the backend has none.
+
+        ``token_ids`` are fed by the first step, ``requests`` say how its choices are made. The
+        chain works in this decoder's arrays: the next ``forward`` or ``chain`` closes it.
+        """
+        self._end_chain()
+        self._step.set(token_ids, spans, range(len(token_ids)))
+        self._chain = self.backend.chain(
+            self._step, kv, (True, stage), lambda: self._issue(kv, True, stage), self._logits,
+            requests,
+        )  # fmt: skip
+        return self._chain
+
+    def _end_chain(self) -> None:
+        if self._chain is not None:
+            self._chain.close()
+            self._chain = None
 
     def _issue(self, kv: Sequence[KvLayer], has_rows: bool, stage: int) -> Iterator[None]:
         # Nothing in here may depend on the step: backends record it.
@@ -98,6 +128,20 @@ class Decoder:
                 step, self._work.h, self._final_norm, self._head, spec.logit_scale, self._logits,
                 spec.logit_cap,
             )  # fmt: skip
+
+    @property
+    def launches(self) -> list[tuple[Linear, ...]]:
+        """The linears of a decode step in order; those that read the same inputs stand together.
+
+        Experts and routers, of which the step chooses, are left out.
+        """
+        found: list[tuple[Linear, ...]] = []
+        for layer in self._layers:
+            found += [layer.qkv, (layer.out,)]
+            if isinstance(layer.mlp, Mlp):
+                gate = () if layer.mlp.gate is None else (layer.mlp.gate,)
+                found += [(*gate, layer.mlp.up), (layer.mlp.down,)]
+        return [*found, (self._head,)]
 
     @property
     def weight_bytes(self) -> int:
@@ -165,6 +209,7 @@ def build(
             if not isinstance(form, Dense):
                 raise ModelFileError(f"tensor {name} is stored as {form.kind}", "expected numbers")
             vectors[name] = backend.vector(form.w)
+        del form  # or it would be held while the next one is read
     missing = sorted(wanted.keys() - weights.keys() - vectors.keys())
     if missing:
         raise ModelFileError(f"parameters are missing: {', '.join(missing)}", "download it again")

@@ -25,8 +25,11 @@ RUN = "from llmrun.cli.app import main; main({arguments!r})"
 UP_TO_THE_WEIGHTS = """
 from types import SimpleNamespace
 from llmrun.cli import assemble
-facts = dict(name="none", device="cpu", threads=1, isa=None)
-backend = SimpleNamespace(free_bytes=lambda: None, widening=lambda kind: 0, **facts)
+facts = dict(name="none", device="cpu", threads=1, isa=None, prefill_tokens=256)
+nothing = lambda *_: None
+backend = SimpleNamespace(
+    free_bytes=nothing, workspace_bytes=nothing, kv_layer=nothing, widening=lambda kind: 0, **facts
+)
 assemble.dispatch.bind = lambda device, threads, options: backend
 def weights(*unused): raise SystemExit(7)
 assemble._build = weights

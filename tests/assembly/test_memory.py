@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.cli.memory import WORKSPACE_BYTES, Need, fit_context, free_bytes
+from llmrun.cli.memory import WORKSPACE_BYTES, Need, Room, fit_context, free_bytes
 from llmrun.errors import DoesNotFitError, UsageError
 
 GIB = 1 << 30
@@ -37,16 +37,20 @@ def test_the_smallest_limit_counts(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "nothing") is None
 
 
+def host(free: int | None) -> Room:
+    return Room("memory", free)
+
+
 NEED = Need(weight_bytes=GIB, kv_bytes_per_token=1 << 20)
 
 
 def test_auto_takes_all_positions_where_they_fit() -> None:
-    assert fit_context(NEED, None, 1000, 64 * GIB) == (1000, None)
-    assert fit_context(NEED, None, 1000, None) == (1000, None)
+    assert fit_context(NEED, None, 1000, host(64 * GIB)) == (1000, None)
+    assert fit_context(NEED, None, 1000, host(None)) == (1000, None)
 
 
 def test_auto_is_shortened_by_memory_and_says_so() -> None:
-    free = GIB + WORKSPACE_BYTES + (100 << 20)
+    free = host(GIB + WORKSPACE_BYTES + (100 << 20))
     context, note = fit_context(NEED, None, 1000, free)
     assert context == 50
     assert note is not None
@@ -54,7 +58,7 @@ def test_auto_is_shortened_by_memory_and_says_so() -> None:
 
 
 def test_a_wanted_context_is_met_or_refused_with_numbers() -> None:
-    free = GIB + WORKSPACE_BYTES + (100 << 20)
+    free = host(GIB + WORKSPACE_BYTES + (100 << 20))
     assert fit_context(NEED, 100, 1000, free) == (100, None)
     with pytest.raises(DoesNotFitError) as refused:
         fit_context(NEED, 101, 1000, free)
@@ -66,4 +70,4 @@ def test_a_wanted_context_is_met_or_refused_with_numbers() -> None:
 
 def test_weights_that_do_not_fit_are_refused() -> None:
     with pytest.raises(DoesNotFitError, match=r"1\.00 GiB for its weights"):
-        fit_context(NEED, None, 1000, GIB // 2)
+        fit_context(NEED, None, 1000, host(GIB // 2))

@@ -1,6 +1,5 @@
 """Binding a device to a backend, with reasons."""
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +71,7 @@ def test_auto_takes_what_this_machine_has() -> None:
 
 
 def test_backends_come_in_order_of_preference(room: Room) -> None:
-    for name in ("zebra", "reference", "abacus", "cpu"):
+    for name in ("zebra", "abacus", *reversed(dispatch.PREFERENCE)):
         room.add(name, backend(name))
     names = [info.name for info in dispatch.backends()]
     assert names == [*dispatch.PREFERENCE, "abacus", "zebra"]
@@ -104,21 +103,6 @@ def test_without_a_driver_auto_asks_nobody(
     monkeypatch.setattr(dispatch, "has_nvidia_driver", lambda: driver)
     assert dispatch.choose_device("auto") == device
     assert room.imported == (["reference"] if driver else [])
-
-
-@pytest.mark.parametrize("sign", ["dev/nvidiactl", "dev/dxg", "proc/driver/nvidia"])
-def test_signs_of_a_driver(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert not dispatch.has_nvidia_driver(tmp_path)
-    (tmp_path / sign).mkdir(parents=True)
-    assert dispatch.has_nvidia_driver(tmp_path)
-
-
-def test_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert dispatch.has_nvidia_driver(tmp_path)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not dispatch.has_nvidia_driver(tmp_path)
 
 
 def test_an_instruction_set_that_cannot_be_used_is_refused() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qw
 
 from llmrun.cli.source import open_source
 from llmrun.engine.cache import KvCache
-from llmrun.engine.generate import decode_step, prefill
+from llmrun.engine.phases import decode_step, prefill
 from llmrun.kernels.cpu import library as native
 from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.ops import Span

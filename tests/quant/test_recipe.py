@@ -68,12 +68,17 @@ def test_r104_group_fallback_is_planned(name: str, k: int, group: str) -> None:
     assert f"groups of {group}" in planned.reason
 
 
-@pytest.mark.parametrize("name", schemes())
+@pytest.mark.parametrize("name", [name for name, scheme in schemes().items() if scheme.group])
 @pytest.mark.parametrize("k", [4304, 100, 31])
 def test_r104_width_no_group_divides_stays_dense_and_is_named(name: str, k: int) -> None:
     planned = plan_one(find(name), Role.DOWN, (8, k))
     assert planned.scheme is None
     assert str(k) in planned.reason
+
+
+def test_a_scale_per_row_fits_every_width() -> None:
+    planned = plan_one(find("bnb-int8"), Role.DOWN, (8, 31))
+    assert planned == Planned("bnb-int8", "bnb-int8 with a scale per row")
 
 
 def test_resident_embedding_takes_the_largest_group_that_divides() -> None:

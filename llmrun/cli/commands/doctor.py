@@ -2,6 +2,7 @@
 
 import platform
 import shutil
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,13 @@ def command(
     from llmrun.cli.tables import show_json, show_pairs, show_table
 
     session: Session = context.obj.with_options(general)
-    facts = {**_machine(device), "cpu_engine": _engine(), **_store(session), **_settings(session)}
+    facts = {
+        **_machine(device),
+        "cpu_engine": _engine(),
+        "gpus": _gpus(),
+        **_store(session),
+        **_settings(session),
+    }
     if as_json:
         show_json(session, facts)
         return
@@ -78,6 +85,18 @@ def _engine() -> dict[str, Any]:
     }
 
 
+def _gpus() -> dict[str, Any]:
+    """The cards and their driver; ``problem``: why none of them can be used."""
+    from llmrun.kernels import cuda
+
+    return {
+        "driver": cuda.driver_version(),
+        "problem": cuda.why_not("cuda"),
+        "kernels_need": ".".join(map(str, cuda.KERNELS_NEED)),
+        "cards": [asdict(card) for card in cuda.cards()],
+    }
+
+
 def _store(session: Session) -> dict[str, Any]:
     from llmrun.store.store import Store
 
@@ -117,6 +136,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             for b in facts["backends"]
         ),
         *_engine_lines(facts["cpu_engine"]),
+        *_gpu_lines(facts["gpus"]),
         ("bitsandbytes", facts["bitsandbytes"]),
         ("processor", f"{env['cpu'] or 'unknown'}, {facts['usable_processors']} usable"),
         ("memory", size(env["memory_bytes"]) if env["memory_bytes"] else "unknown"),
@@ -147,6 +167,22 @@ def _engine_lines(engine: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _gpu_lines(gpus: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [
+        (
+            f"card cuda:{card['index']}",
+            f"{card['name']}, {size(card['total_bytes'])}, {size(card['free_bytes'])} free, "
+            f"compute capability {card['capability']}",
+        )
+        for card in gpus["cards"]
+    ]
+    if gpus["driver"] is not None:
+        lines.append(("NVIDIA driver", gpus["driver"]))
+    if gpus["cards"] and gpus["problem"] is not None:
+        lines.append(("cards unused", gpus["problem"]))
+    return lines
+
+
 def _kernel_rows(kernels: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     """Neighbours that differ in the storage form alone share a row."""
     rows = []
@@ -158,7 +194,10 @@ def _kernel_rows(kernels: list[dict[str, Any]]) -> list[tuple[str, str, str, str
 
 
 def _reasons(rejected: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    names: dict[str, list[str]] = {}
+    for name, reason in rejected.items():
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(some)}: {reason}" for reason, some in names.items())
 
 
 def _with_problem(device: str, problem: str | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.generate import prefill
+from llmrun.engine.phases import prefill
 from llmrun.errors import InternalError
 from llmrun.kernels.cpu.arrays import CpuKvLayer
 from llmrun.kernels.cpu.backend import CpuBackend

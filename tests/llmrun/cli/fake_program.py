@@ -29,6 +29,10 @@ from llmrun.store.model import FileRecord, LocalModel
 END = 256
 VOCAB = 257
 ASSISTANT = "assistant: "
+CARD_FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of "
+    "which 1.20 GiB is free. Including non-PyTorch memory, this process has 22.44 GiB in use."
+)
 
 
 class Backend:
@@ -88,12 +92,17 @@ class Model:
         reply = self.reply(prompt.decode()).encode()
         return [reply[len(said)] if len(said) < len(reply) else END] * len(rows)
 
+    def chain(self, *of: object) -> None:
+        """None: each id passes through the host."""
+
     def reply(self, prompt: str) -> str:
         last = prompt.rpartition("user: ")[2].strip()
         if "CRASH" in last:
             raise ZeroDivisionError("a fault")
         if "MEMORY" in last:
             raise MemoryError
+        if "CARD" in last:
+            raise RuntimeError(CARD_FULL)
         if "SHOW" in last:
             return prompt.replace("assistant: ", "assistant= ")
         return os.environ.get("FAKE_REPLY") or f"You said: {last}."
@@ -186,7 +195,11 @@ def loaded(context: int = 4096) -> assemble.LoadedModel:
 
 
 def load(
-    options: assemble.LoadOptions, settings: object, progress: object, process: object = None
+    options: assemble.LoadOptions,
+    settings: object,
+    progress: object,
+    process: object = None,
+    say: object = None,
 ) -> assemble.LoadedModel:
     """Stands in for ``assemble.load``."""
     if failure := os.environ.get("FAKE_FAILURE"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmrun import errors
-from llmrun.cli import app
+from llmrun.cli import app, exits
 
 COMMANDS = sorted(app.found())
 ERRORS = [
@@ -27,7 +27,7 @@ def write_config(environment: dict[str, str], text: str) -> None:
 
 def test_the_commands_of_this_version_are_found() -> None:
     assert COMMANDS == [
-        "bench", "chat", "doctor", "eval", "list", "pull", "quantize", "rm", "run", "show",
+        "bench", "chat", "doctor", "eval", "list", "pull", "quantize", "rm", "run", "show", "tune",
     ]  # fmt: skip
 
 
@@ -73,13 +73,15 @@ def test_each_error_class_has_its_exit_code(llmrun: Any, error: type[errors.Llmr
         (["run", "x", "--temperature", "-1"], 2),
         (["run", "x", "--json", "--json-stream"], 2),
         (["run", "x", "--stats", "some"], 2),
-        (["run", "x", "--kv", "int8"], 9),
+        (["run", "x", "--kv", "int3"], 9),
         (["run", "x", "--kv", "k8v4"], 9),
         (["run", "x", "--device", "tpu"], 9),
+        (["run", "x", "--device", "mps"], 9),
         (["run", "x", "-q", "int3"], 9),
         (["run", "x", "-m", "missing"], 3),
         (["run", "x CRASH"], 1),
         (["run", "x MEMORY"], 6),
+        (["run", "x CARD"], 6),
         (["chat", "one", "-m", "other"], 2),
         (["rm"], 2),
         (["quantize", "x"], 2),
@@ -107,6 +109,39 @@ def test_debug_shows_the_traceback(llmrun: Any) -> None:
     assert "ZeroDivisionError: a fault" in result.err
     assert "Run again with --debug" in llmrun("run", "CRASH").err
     assert "Run again" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("CUDA error: out of memory", 6),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", 6),
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes", 6),
+        ("CUDA error: an illegal memory access was encountered", 1),
+        ("out of resource: shared memory, Required: 1, Hardware limit: 0", 1),
+    ],
+)
+def test_how_libraries_say_that_memory_ran_out(said: str, code: int) -> None:
+    assert exits.named(RuntimeError(said)).exit_code == code
+    assert exits.is_survivable(RuntimeError(said)) == (code == 6)
+
+
+def test_a_full_card_is_explained_with_numbers(llmrun: Any) -> None:
+    result = llmrun("run", "CARD")
+    assert result.code == 6
+    assert "2.00 GiB more were needed, 1.20 GiB of 23.64 GiB are free" in result.err
+    assert "--offload" in result.err
+    assert "PyTorch" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("mps", "Apple"), ("xpu", "Intel"), ("rocm", "AMD"), ("hip:0", "AMD")]
+)
+def test_gpus_of_other_makers_are_not_supported_yet(llmrun: Any, device: str, name: str) -> None:
+    result = llmrun("run", "x", "--device", device)
+    assert result.code == 9
+    assert name in result.err
+    assert "not supported yet" in result.err
 
 
 def test_memory_errors_of_torch_are_known_without_importing_it(

@@ -20,6 +20,7 @@ from llmrun.errors import DoesNotFitError, ModelFileError, UsageError
 from llmrun.kernels.cpu import library as native
 from llmrun.kernels.cpu.backend import CpuBackend
 from llmrun.kernels.forms import Dense, Form
+from llmrun.kernels.ops import Sizes
 from llmrun.kernels.reference.arrays import as_tensor, to_host
 from llmrun.kernels.reference.backend import TorchBackend
 from llmrun.model.architecture import architectures
@@ -136,6 +137,33 @@ def test_text_of_the_models_own_is_the_same_each_time(
     monkeypatch.setattr(sampling.memory, "free_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFitError, match="calibrate bundled"):
         choose_calibration("self", source, conversation, backend)
+
+
+def test_what_sampling_takes_on_a_card_is_what_the_card_says(
+    starter: tuple[Source, Conversation],
+) -> None:
+    source, conversation = starter
+    weights = sum(source.kept_bytes().values())
+    seen: list[Sizes] = []
+
+    class Card(TorchBackend):
+        free = 0
+
+        def free_bytes(self) -> int | None:
+            return self.free
+
+        def workspace_bytes(self, sizes: Sizes) -> int | None:
+            seen.append(sizes)
+            return 5 << 20
+
+    card = Card("cpu", 1)
+    card.free = int(1.03 * weights) + (5 << 20)  # the cache is missing
+    with pytest.raises(DoesNotFitError, match="calibrate bundled"):
+        sampling.sampled(source, conversation, card, 48, 48)
+    assert seen[0].vocab == source.binding.spec.vocab
+    card.free += 8 << 20
+    (made,) = sampling.sampled(source, conversation, card, 16, 16)
+    assert len(made) == 16
 
 
 def quantized(tensors: dict[str, Form]) -> dict[str, Form]:

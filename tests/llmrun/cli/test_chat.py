@@ -202,6 +202,10 @@ def test_r050_a_message_that_does_not_fit_leaves_the_chat_alive(window: Window) 
     chat.wait("The conversation is empty")
     chat.send("MEMORY\r")
     chat.wait("Memory ran out")
+    chat.send("CARD\r")
+    chat.wait("The memory of the GPU ran out")
+    chat.send("hi\r")
+    chat.wait("You said: hi.")
     chat.send(CTRL_D)
     assert chat.end() == 0
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from llmrun.cli import assemble
+
 
 def test_only_the_answer_is_on_stdout(llmrun: Any) -> None:
     result = llmrun("run", "hello")
@@ -16,6 +18,25 @@ def test_only_the_answer_is_on_stdout(llmrun: Any) -> None:
     assert result.out == "You said: hello.\n"
     assert "the fake model was chosen" in result.err
     assert "TTFT" in result.err
+
+
+def test_what_is_said_while_loading_comes_before_the_answer(
+    llmrun: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(options: Any, settings: Any, progress: Any, process: Any, say: Any) -> Any:
+        asked.append(options.offload)
+        say("offload: 2 of 4 layers stay on the CPU")
+        return fakes.load(options, settings, progress, process)
+
+    monkeypatch.setattr(assemble, "load", load)
+    result = llmrun("run", "x", "--offload")
+    assert (asked, result.code) == ([True], 0)
+    assert result.err.startswith("offload: 2 of 4 layers")
+    assert llmrun("run", "x", "--offload", "--quiet").err == ""
+    llmrun("run", "x")
+    assert asked[-1] is False
 
 
 def test_r013_quiet_says_nothing_on_stderr(llmrun: Any) -> None:

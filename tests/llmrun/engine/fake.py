@@ -2,11 +2,12 @@
 
 Loaded by the conftest of this folder and of tests/llmrun/measure. The next id of a row is a hash of
 all ids its slot holds up to there, so any mistake in spans, positions or cached prefixes changes
-the answer. Work is queued as on a GPU: its time passes only when someone waits for it.
+the answer. Work is queued as on a GPU: its time passes only when someone waits for it. With
+``chains`` a model feeds its choices back by itself, as a GPU does.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -91,8 +92,10 @@ class FakeModel:
     linear_parameters: int = 1_000_000
     script: list[int] | None = None
     on_forward: Callable[[], None] = lambda: None
+    chains: bool = False
     memory: dict[tuple[int, int], int] = field(default_factory=dict)
     calls: list[tuple[list[int], list[Span], list[int]]] = field(default_factory=list)
+    opened: list["FakeChain"] = field(default_factory=list)
 
     def forward(
         self,
@@ -104,6 +107,31 @@ class FakeModel:
         stage: int = 0,
     ) -> list[int] | None:
         assert 0 < len(token_ids) <= self.max_tokens
+        self._end_chain()
+        return self._run(token_ids, spans, rows)
+
+    def chain(
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        kv: Sequence[KvLayer],
+        requests: Sequence[PickRequest],
+        stage: int = 0,
+    ) -> "FakeChain | None":
+        self._end_chain()
+        if not self.chains:
+            return None
+        now = [replace(request, history=tuple(request.history)) for request in requests]
+        self.opened.append(FakeChain(self, list(token_ids), list(spans), now, stage))
+        return self.opened[-1]
+
+    def _end_chain(self) -> None:
+        if self.opened:
+            self.opened[-1].close()
+
+    def _run(
+        self, token_ids: Sequence[int], spans: Sequence[Span], rows: Sequence[int]
+    ) -> list[int]:
         self.calls.append((list(token_ids), list(spans), list(rows)))
         self.on_forward()
         is_step = all(span.count == 1 for span in spans) and bool(rows)
@@ -122,6 +150,47 @@ class FakeModel:
             return self.script.pop(0)
         held = [self.memory[slot, p] for p in range(position + 1)]
         return crc32(repr(held).encode()) % self.spec.vocab
+
+
+@dataclass
+class FakeChain:
+    """Steps of a FakeModel that feed their choices back. It fails if it is misused."""
+
+    model: FakeModel
+    token_ids: list[int]
+    spans: list[Span]
+    requests: list[PickRequest]
+    stage: int
+    open: bool = True
+    issued: int = 0
+    unread: list[tuple[int, list[int]]] = field(default_factory=list)
+    most_unread: int = 0
+
+    def queue(self) -> None:
+        assert self.open
+        backend = self.model.backend
+        before_ns = backend.queued_ns
+        rows = list(range(len(self.spans)))
+        self.token_ids = self.model._run(self.token_ids, self.spans, rows)
+        self.spans = [replace(span, position=span.position + 1) for span in self.spans]
+        backend.requests += [replace(r, draw=r.draw + self.issued) for r in self.requests]
+        backend.queued_ns += backend.pick_ns
+        self.issued += 1
+        self.unread.append((backend.queued_ns - before_ns, self.token_ids))
+        self.most_unread = max(self.most_unread, len(self.unread))
+
+    def read(self) -> list[Pick]:
+        assert self.open
+        took_ns, token_ids = self.unread.pop(0)
+        backend = self.model.backend
+        backend.clock.advance(took_ns)
+        backend.queued_ns -= took_ns
+        if backend.pick_error is not None:
+            raise backend.pick_error
+        return [Pick(token_id, -0.5) for token_id in token_ids]
+
+    def close(self) -> None:
+        self.open = False
 
 
 def make_spec(windows: Sequence[int | None] = (None, None), max_positions: int = 64) -> DecoderSpec:

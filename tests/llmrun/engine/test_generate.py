@@ -7,7 +7,8 @@ import pytest
 
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish, Phase, TokenEvent
-from llmrun.engine.generate import decode_step, generate, prefill
+from llmrun.engine.generate import generate
+from llmrun.engine.phases import decode_step, prefill
 from llmrun.engine.sampler import Sampler
 from llmrun.errors import ContextError, InternalError, ModelFileError, UsageError
 from llmrun.kernels.ops import Span

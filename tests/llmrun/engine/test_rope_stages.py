@@ -11,7 +11,8 @@ import torch
 
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish
-from llmrun.engine.generate import decode_step, generate, prefill
+from llmrun.engine.generate import generate
+from llmrun.engine.phases import decode_step, prefill
 from llmrun.engine.sampler import Sampler
 from llmrun.kernels.forms import Dense
 from llmrun.kernels.ops import Interrupt, KvLayer, Sampling, Span, never
@@ -47,6 +48,9 @@ class Counting:
         logits = self.decoder.forward(token_ids, spans, kv, rows, interrupt, stage)
         self.done += 1
         return logits
+
+    def chain(self, *of: Any) -> None:
+        """None, as on every host."""
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ import pytest
 
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish, Phase, TokenEvent
-from llmrun.engine.generate import Interrupt, generate
+from llmrun.engine.generate import generate
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.stream import drain
 from llmrun.errors import ContextError, InternalError
+from llmrun.kernels.ops import Interrupt
 
 FakeModel = Any  # defined in fake.py
 

@@ -6,7 +6,8 @@ import pytest
 
 from llmrun.engine.cache import KvCache
 from llmrun.engine.events import Finish, Phase, PrefillParts, TokenEvent
-from llmrun.engine.generate import generate, prefill
+from llmrun.engine.generate import generate
+from llmrun.engine.phases import prefill
 from llmrun.engine.sampler import Sampler
 from llmrun.measure.statistics import Gap, mean, percentile, sd, summarize
 

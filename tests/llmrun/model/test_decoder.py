@@ -52,6 +52,17 @@ def test_bytes_and_parameters_are_counted() -> None:
     assert plain.weight_bytes_per_token == tied.weight_bytes_per_token == per_token
 
 
+def test_launches_are_the_linears_of_a_step_in_order() -> None:
+    made = decoder()
+    launches = made.launches
+    assert [len(linears) for linears in launches] == [3, 1, 2, 1] * len(SPEC.layers) + [1]
+    weights = [linear.weight for linears in launches for linear in linears]
+    assert sum(weight.shape[0] * weight.shape[1] for weight in weights[:-1]) == (
+        made.linear_parameters
+    )
+    assert weights[-1].shape == (SPEC.vocab, SPEC.hidden)
+
+
 def test_the_head_runs_for_wanted_rows_only() -> None:
     model = decoder()
     kv = [model.backend.kv_layer(1, 8, SPEC.heads, "f32") for _ in SPEC.layers]

@@ -1,0 +1,1 @@
+"""The parts of ``gpu_check.py``; nothing in here but the sections imports torch or triton."""
