@@ -101,7 +101,17 @@ def bind(device: str, threads: int, options: CpuOptions | None = None) -> Backen
     for info in _found():
         if info.available(device) is None:
             return info.create(device, threads, options or CpuOptions())
-    raise UnavailableError(
+    raise _unusable(device)
+
+
+def check(device: str) -> None:
+    """UnavailableError with every reason if no backend serves a device; nothing is made."""
+    if problem(device) is not None:
+        raise _unusable(device)
+
+
+def _unusable(device: str) -> UnavailableError:
+    return UnavailableError(
         f"device {device} cannot be used: {problem(device)}",
         "use --device cpu, or see `llmrun doctor` for what this machine offers",
     )

@@ -84,6 +84,7 @@ def prepare(options: EvalOptions, settings: Settings, progress: Progress) -> Pre
 
     UsageError for models that cannot be compared, or when there is nothing to compare.
     """
+    dispatch.check(dispatch.choose_device(options.device))  # before hours of quantizing
     text = read_text(options.text)
     opened = open_model(options.model, settings, progress, options.revision)
     reference = opened

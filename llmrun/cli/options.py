@@ -95,7 +95,7 @@ Revision = Annotated[
 Scheme = Annotated[
     str,
     typer.Option(
-        "--quant", "-q", metavar="SCHEME", help="auto, none, int8, int4, nf4, fp4 or another."
+        "--quant", "-q", metavar="SCHEME", help="auto, none, int8, int4, nl4, nf4 or another."
     ),
 ]
 Requantize = Annotated[

@@ -132,7 +132,7 @@ def _at(revision: str | None) -> str:
 def _contents(provenance: Provenance, layout: Layout) -> list[str]:
     kinds = Counter(tensor.kind for tensor in layout.planned if not tensor.is_plain)
     lines = [f"- {count} weights as {kind}" for kind, count in sorted(kinds.items())]
-    lines.append("- norms, biases, embedding and head as in the source, if not listed above")
+    lines.append("- norms, biases, embedding and head in 16 bits or more, if not listed above")
     if provenance.requantized_from:
         lines.append(f"- the source was quantized already ({provenance.requantized_from})")
     digest = (provenance.calibration or {}).get("sha256")

@@ -25,6 +25,7 @@ from llmrun.errors import UsageError
 from llmrun.model.streaming import LayerStream
 from llmrun.quant.fidelity import Predictions
 from llmrun.store.progress import SilentProgress
+from llmrun.store.store import Store
 
 CONTEXT, WINDOWS = 64, 3
 TEXT = "".join(f"{n} bottles of beer on the wall, take {n * n} down; " for n in range(60))
@@ -347,6 +348,16 @@ def test_refusals_say_what_to_do(
     assert (found, out) == (code, "")
     assert said in err
     assert len(err.strip().splitlines()) >= 2  # the fault and the next step
+
+
+def test_a_device_that_cannot_be_used_is_refused_before_anything_is_quantized(
+    folder: Any, settings: Settings, text: Path
+) -> None:
+    more = ("-q", "int8", "--device", "cuda:99")
+    found, out, err = command(settings, "eval", str(folder()), "--text", str(text), *SMALL, *more)
+    assert (found, out) == (9, "")
+    assert "cuda:99 cannot be used" in err
+    assert Store(settings.store_root).derived() == []
 
 
 def test_a_text_too_short_for_one_window(folder: Any, compare: Compare, tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def command(
     ] = 512,
     tokens: Annotated[
         int | None,
-        typer.Option("--tokens", min=1, metavar="N", help="Score so many (else read 8,192)."),
+        typer.Option(
+            "--tokens", min=1, metavar="N", help="Score at least so many (else read 8,192)."
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read 65,536 tokens.")] = False,
     as_json: Json = False,

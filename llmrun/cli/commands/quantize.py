@@ -41,7 +41,8 @@ def command(
     *,
     model: ModelOption = None,
     quant: Annotated[
-        str, typer.Option("--quant", "-q", metavar="SCHEME", help="int8, int4 or another scheme.")
+        str,
+        typer.Option("--quant", "-q", metavar="SCHEME", help="int8, int4, nl4, nf4 or another."),
     ],
     out: Annotated[
         Path | None,

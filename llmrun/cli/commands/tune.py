@@ -38,7 +38,7 @@ def command(
     """Find the fastest kernel launches for a model on this GPU.
 
     At most 15 are tried for each shape of a linear. What is found is kept for all later runs on
-    cards of this name. All of the model must fit on the GPU: there is no --offload here.
+    cards of this name. All of the model must fit on the GPU, so --offload is refused.
     """
     from llmrun.cli.loading import load
     from llmrun.cli.progress import activity
