@@ -131,10 +131,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     config = "" if Path(facts["config_file"]).exists() else " (none)"
     lines = [
         ("device", _with_problem(facts["device"], facts["device_problem"])),
-        *(
-            (f"backend {b['name']}", f"{b['device']}: {b['reason'] or 'available'}")
-            for b in facts["backends"]
-        ),
+        *_backend_lines(facts["backends"]),
         *_engine_lines(facts["cpu_engine"]),
         *_gpu_lines(facts["gpus"]),
         ("bitsandbytes", facts["bitsandbytes"]),
@@ -154,6 +151,18 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("hub", facts["endpoint"] + (" (offline)" if facts["offline"] else "")),
         ("hub token", f"...{token['ends_with']} from {token['source']}" if token else "none"),
     ]
+
+
+def _backend_lines(backends: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """For each device the backends that serve it, then those that do not, with the reason."""
+    lines = []
+    for device in dict.fromkeys(b["device"] for b in backends):
+        asked = [b for b in backends if b["device"] == device]
+        serving = ", ".join(b["name"] for b in asked if b["reason"] is None)
+        others = _reasons({b["name"]: b["reason"] for b in asked if b["reason"] is not None})
+        kernels = f"{serving or 'none'}{f'; not {others}' if others else ''}"
+        lines.append((f"kernels on {device}", kernels))
+    return lines
 
 
 def _engine_lines(engine: dict[str, Any]) -> list[tuple[str, str]]:
@@ -176,6 +185,8 @@ def _gpu_lines(gpus: dict[str, Any]) -> list[tuple[str, str]]:
         )
         for card in gpus["cards"]
     ]
+    if not lines:
+        lines.append(("GPU", f"none ({gpus['problem']})" if gpus["problem"] else "none"))
     if gpus["driver"] is not None:
         lines.append(("NVIDIA driver", gpus["driver"]))
     if gpus["cards"] and gpus["problem"] is not None:
